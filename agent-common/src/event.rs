@@ -1,0 +1,85 @@
+//! What the kernel tells the agent at once. Healthy traffic makes no event.
+
+use bytemuck::{Pod, Zeroable};
+
+use crate::{COMM_LEN, layout};
+
+/// An event in the ring buffer. Fields that a kind does not use are zero.
+#[derive(Clone, Copy, Pod, Zeroable)]
+#[repr(C)]
+pub struct Event {
+    /// One of the [`EventKind`] constants.
+    pub kind: u32,
+    /// The row it is about.
+    pub row: u32,
+    /// The row's incarnation.
+    pub incarnation: u32,
+    /// Generation of the verdict under which the connect began.
+    pub generation: u32,
+    /// When it happened (CLOCK_MONOTONIC, ns).
+    pub at_ns: u64,
+    /// The call's sequence number in the window, 0 if it is not in the window.
+    pub seq: u64,
+    /// From SYN to outcome, us.
+    pub elapsed_us: u64,
+    /// One of the `OUTCOME_` constants.
+    pub outcome: u32,
+    /// The socket's error, positive; 0: none.
+    pub errno: u32,
+    /// Process (thread group) that called `connect()`.
+    pub pid: u32,
+    /// Thread that called `connect()`.
+    pub tid: u32,
+    /// The connect timeout that we had set, ms; 0: none.
+    pub timeout_ms: u32,
+    /// `EVENT_` flags.
+    pub flags: u32,
+    /// Name of the thread.
+    pub comm: [u8; COMM_LEN],
+}
+
+layout!(Event, size 80, kind at 0, at_ns at 16, outcome at 40, flags at 60, comm at 64);
+
+/// Values of [`Event::kind`].
+pub struct EventKind;
+
+impl EventKind {
+    /// A row was created for a key not seen before.
+    pub const ROW_CREATED: u32 = 1;
+    /// A call failed; it is in the window already when `seq` is not 0.
+    pub const FAILURE: u32 = 2;
+    /// A probe slot was claimed.
+    pub const PROBE_STARTED: u32 = 3;
+    /// A probe ended: `outcome` says how.
+    pub const PROBE_ENDED: u32 = 4;
+    /// Connects are being refused (at most one event a second and row).
+    pub const REJECTED: u32 = 5;
+    /// No row was free (at most as often as connects arrive; dropped first when the ring is full).
+    pub const NO_ROW: u32 = 6;
+}
+
+/// Our connect timeout ended it (not the program's or the kernel's own limit).
+pub const EVENT_OUR_TIMEOUT: u32 = 1;
+/// The connect held a probe slot.
+pub const EVENT_PROBE: u32 = 1 << 1;
+/// Observe mode: it would have been refused, or timed out, and was not.
+pub const EVENT_WOULD: u32 = 1 << 2;
+
+/// Established.
+pub const OUTCOME_ESTABLISHED: u32 = 1;
+/// ECONNREFUSED.
+pub const OUTCOME_REFUSED: u32 = 2;
+/// ETIMEDOUT.
+pub const OUTCOME_CONNECT_TIMEOUT: u32 = 3;
+/// EHOSTUNREACH, ENETUNREACH and kin.
+pub const OUTCOME_UNREACHABLE: u32 = 4;
+/// ECONNRESET during the handshake.
+pub const OUTCOME_RESET: u32 = 5;
+/// Closed by a live program after a long wait.
+pub const OUTCOME_GAVE_UP: u32 = 6;
+/// Any other socket error.
+pub const OUTCOME_OTHER: u32 = 7;
+/// Closed by the program, or by its end.
+pub const OUTCOME_ABANDONED: u32 = 8;
+/// Never sent a SYN.
+pub const OUTCOME_LOCAL: u32 = 9;

@@ -1,0 +1,47 @@
+//! The binary interface (ABI) between the kernel programs (`agent-ebpf`) and the agent (`agent`).
+//!
+//! Nothing else lives here, except arithmetic that both sides must do alike (the call window, the
+//! latency buckets), so that the code that runs in the kernel is property-tested natively.
+//!
+//! Rules for every shared type: `repr(C)`, fixed-width integers, no `bool`, `enum`, `Option` or
+//! implicit padding, [`bytemuck::Pod`], and a compile-time check of size and offsets. A number in
+//! network byte order says so in its name (`port_be`). Any change to a layout or to the meaning of
+//! a field changes [`ABI_VERSION`], which the agent compares with the one in the object it loads.
+#![no_std]
+
+pub mod control;
+pub mod event;
+pub mod histogram;
+pub mod key;
+pub mod row;
+pub mod stamp;
+pub mod verdict;
+pub mod window;
+
+pub use control::{Control, Counters, Mode, Offsets};
+pub use event::{Event, EventKind};
+pub use key::{DestinationKey, PolicyKey};
+pub use row::{OTHER_ROW, Row, Settings};
+pub use stamp::Stamp;
+pub use verdict::Verdict;
+pub use window::CallWindow;
+
+/// Version of everything in this crate; raised with any change of layout or meaning.
+pub const ABI_VERSION: u32 = 1;
+
+/// Nanoseconds in a millisecond.
+pub const NANOS_PER_MS: u64 = 1_000_000;
+
+/// Bytes of a process name, as the kernel keeps it (`TASK_COMM_LEN`, include/linux/sched.h).
+pub const COMM_LEN: usize = 16;
+
+/// Asserts the size of a shared type and the offsets of named fields at compile time.
+macro_rules! layout {
+    ($type:ty, size $size:literal $(, $field:ident at $offset:literal)* $(,)?) => {
+        const _: () = {
+            assert!(core::mem::size_of::<$type>() == $size);
+            $(assert!(core::mem::offset_of!($type, $field) == $offset);)*
+        };
+    };
+}
+pub(crate) use layout;

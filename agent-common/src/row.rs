@@ -1,0 +1,133 @@
+//! One row per (workload, network namespace, destination): identity, verdict, settings, counters.
+//!
+//! Rows lie in an array that the agent maps into its own memory: it writes verdicts and reads
+//! counters without a system call. A key leads to a row through a hash map whose value is the
+//! row's index. Who writes what is said at each field; counters are only ever added to by the
+//! kernel, and all of them are cumulative.
+
+use bytemuck::{Pod, Zeroable};
+
+use crate::{DestinationKey, layout};
+
+/// Row 0 takes what finds no row of its own (all rows in use). It has no breaker.
+pub const OTHER_ROW: u32 = 0;
+
+/// Counted, never refused, never given a timeout.
+pub const ROW_PROTECTED: u32 = 1;
+/// Belongs to the agent's own self-test; not shown to anybody.
+pub const ROW_CANARY: u32 = 1 << 1;
+
+/// Settings of a policy as the kernel needs them. Copied into a row at its creation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
+#[repr(C)]
+pub struct Settings {
+    /// Longest time from SYN to established, ms; 0: none.
+    pub connect_timeout_ms: u32,
+    /// Reply to `BPF_SOCK_OPS_TIMEOUT_INIT`: first SYN timeout in ticks of the kernel; 0: no reply.
+    pub syn_timeout_ticks: u32,
+    /// A connect that a live program gives up after this long without an answer failed, ms;
+    /// 0: never.
+    pub gave_up_ms: u32,
+    /// Probe slots while half-open.
+    pub probe_limit: u32,
+    /// Index of the policy these settings came from.
+    pub policy: u32,
+    /// `ROW_` flags.
+    pub flags: u32,
+}
+
+layout!(Settings, size 24, connect_timeout_ms at 0, policy at 16, flags at 20);
+
+/// A row. 320 bytes, in lines of 64: what is written rarely is apart from what each call writes.
+#[derive(Clone, Copy, Pod, Zeroable)]
+#[repr(C)]
+pub struct Row {
+    // --- identity: written by whoever creates the row, before its key is published
+    /// The key that leads here; all zero in a free row.
+    pub key: DestinationKey,
+    /// Inode of the network namespace (what `readlink /proc/PID/ns/net` shows); 0 if not found.
+    pub netns_inode: u32,
+    /// Raised when the row is freed: a socket stamped for the row's former owner counts as other.
+    pub incarnation: u32,
+    /// When the row was created (CLOCK_MONOTONIC, ns); 0 in a free row.
+    pub created_ns: u64,
+    /// Histogram slot plus one; 0: none. Written by the agent.
+    pub histogram: u32,
+    /// Zero.
+    pub reserved0: u32,
+
+    // --- verdict and settings: written by the agent, read by the connect hook
+    /// A packed [`crate::Verdict`].
+    pub verdict: u64,
+    /// When an open verdict ends by itself (CLOCK_MONOTONIC, ns), whatever becomes of the agent.
+    pub verdict_until_ns: u64,
+    /// Packed probe slots ([`crate::verdict::pack_probe_slots`]); the kernel claims and returns.
+    pub probe_slots: u64,
+    /// Settings of the row's policy.
+    pub settings: Settings,
+    /// Zero.
+    pub reserved1: [u64; 2],
+
+    // --- written by the kernel with every call
+    /// SYNs begun.
+    pub attempts: u64,
+    /// Connects established.
+    pub established: u64,
+    /// Connects begun and not ended (established, failed or abandoned).
+    pub in_flight: u64,
+    /// Calls in the window of connects so far: the sequence number of the last one.
+    pub connect_calls: u64,
+    /// Sum of the latencies of established connects, us.
+    pub connect_latency_sum_us: u64,
+    /// Time of the last `connect()` (CLOCK_MONOTONIC, ns).
+    pub last_connect_ns: u64,
+    /// Process (thread group) of the last `connect()`.
+    pub last_pid: u32,
+    /// Zero.
+    pub reserved2: u32,
+    /// Failed calls among `connect_calls`.
+    pub connect_failures: u64,
+
+    // --- written by the kernel when something fails
+    /// RST to the SYN (ECONNREFUSED).
+    pub failed_refused: u64,
+    /// No answer to the SYN in time (ETIMEDOUT), ours or the program's or the kernel's limit.
+    pub failed_connect_timeout: u64,
+    /// ICMP or neighbour says unreachable (EHOSTUNREACH, ENETUNREACH and kin).
+    pub failed_unreachable: u64,
+    /// Reset during the handshake (ECONNRESET).
+    pub failed_reset: u64,
+    /// Closed by a live program that had waited `gave_up_ms` or longer without an answer.
+    pub failed_gave_up: u64,
+    /// Any other socket error before established.
+    pub failed_other: u64,
+    /// Closed by the program before an answer; never a failure.
+    pub abandoned: u64,
+    /// `connect()` calls that never sent a SYN: no route, no port, refused by another program.
+    pub local: u64,
+
+    // --- written by the kernel when it refuses, or would
+    /// Connects refused because the breaker is open or half-open.
+    pub rejected_breaker: u64,
+    /// Connects that observe mode let pass and enforce mode would have refused.
+    pub would_reject_breaker: u64,
+    /// Connects ended by our connect timeout.
+    pub timeouts_connect: u64,
+    /// Connects that observe mode let live beyond the connect timeout.
+    pub would_timeout: u64,
+    /// Outcomes that came after the verdict had changed; counted, but not in the window.
+    pub late: u64,
+    /// When the last `rejected` event was sent (CLOCK_MONOTONIC, ns).
+    pub last_reject_event_ns: u64,
+    /// Longest latency of an established connect, us.
+    pub connect_latency_max_us: u64,
+    /// Zero.
+    pub reserved4: u64,
+}
+
+layout!(
+    Row, size 320,
+    key at 0, netns_inode at 40, created_ns at 48,
+    verdict at 64, probe_slots at 80, settings at 88,
+    attempts at 128, failed_refused at 192, rejected_breaker at 256,
+);

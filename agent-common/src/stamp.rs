@@ -1,0 +1,54 @@
+//! What the connect hook leaves on a socket (socket-local storage) for the hooks that follow.
+
+use bytemuck::{Pod, Zeroable};
+
+use crate::{COMM_LEN, layout};
+
+/// The stamp of a socket whose `connect()` passed the hook. Written by the kernel only; the agent
+/// can read it through a descriptor of the socket.
+#[derive(Clone, Copy, Pod, Zeroable)]
+#[repr(C)]
+pub struct Stamp {
+    /// The row this connect counts for.
+    pub row: u32,
+    /// The row's incarnation at the hook; when it differs later, the connect counts as other.
+    pub incarnation: u32,
+    /// Generation of the verdict under which the connect passed.
+    pub generation: u32,
+    /// `STAMP_` flags.
+    pub flags: u32,
+    /// One of the `PHASE_` constants.
+    pub phase: u32,
+    /// TCP_USER_TIMEOUT that we set, ms; 0: none.
+    pub our_timeout_ms: u32,
+    /// TCP_USER_TIMEOUT that the program had set, ms; given back at the end of the connect.
+    pub own_timeout_ms: u32,
+    /// Reply to the first SYN timer, ticks; 0: none.
+    pub syn_timeout_ticks: u32,
+    /// When the SYN left (CLOCK_MONOTONIC, ns); 0 before.
+    pub begun_ns: u64,
+    /// Process (thread group) that called `connect()`.
+    pub pid: u32,
+    /// Thread that called `connect()`.
+    pub tid: u32,
+    /// Name of that thread.
+    pub comm: [u8; COMM_LEN],
+}
+
+layout!(Stamp, size 64, row at 0, phase at 16, begun_ns at 32, pid at 40, comm at 48);
+
+/// Nothing under way: never used, or the last connect ended.
+pub const PHASE_IDLE: u32 = 0;
+/// Passed the hook, no SYN yet.
+pub const PHASE_STAMPED: u32 = 1;
+/// SYN sent, no answer yet.
+pub const PHASE_PENDING: u32 = 2;
+
+/// Holds a probe slot of its generation.
+pub const STAMP_PROBE: u32 = 1;
+/// Somebody else had asked for state callbacks on this socket: leave the flag on.
+pub const STAMP_FOREIGN_STATE_CB: u32 = 1 << 1;
+/// Observe mode has counted this connect as timed out already.
+pub const STAMP_WOULD_TIMEOUT: u32 = 1 << 2;
+/// Somebody else had asked for retransmission callbacks on this socket: leave the flag on.
+pub const STAMP_FOREIGN_RTO_CB: u32 = 1 << 3;

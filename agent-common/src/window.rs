@@ -1,0 +1,129 @@
+//! The last calls to a destination, kept where they happen.
+//!
+//! The kernel writes each call (an outcome that counts) into a ring of [`SLOTS`] small entries
+//! beside the row; the agent reads it when an event says that something failed. Healthy traffic
+//! therefore needs no event at all, and a lost event loses no call: the window is the truth, the
+//! event only a hint to look at it.
+//!
+//! An entry is 32 bits: failed (bit 31), slow (30), lap (29..24), time (23..0) in units of
+//! 2^22 ns (4.2 ms). The lap is the low 6 bits of sequence / [`SLOTS`]: it tells an entry of this
+//! round from one that another CPU has not overwritten yet. The time wraps after 19.5 hours, far
+//! beyond any `window_age`.
+
+use bytemuck::{Pod, Zeroable};
+
+use crate::layout;
+
+/// Calls that a window remembers, hence the largest `window` that a policy may ask for.
+pub const SLOTS: usize = 128;
+
+const TIME_SHIFT: u32 = 22;
+const TIME_MASK: u32 = (1 << 24) - 1;
+const LAP_SHIFT: u32 = 24;
+const LAP_MASK: u32 = 0x3f;
+const SLOW: u32 = 1 << 30;
+const FAILED: u32 = 1 << 31;
+
+/// One window as it lies in kernel memory. Index of a call: its sequence number modulo [`SLOTS`].
+/// Sequence numbers begin with 1 (the first value of the row's call counter).
+#[derive(Clone, Copy, Pod, Zeroable)]
+#[repr(C)]
+pub struct CallWindow {
+    /// Encoded calls, see the module's documentation.
+    pub entries: [u32; SLOTS],
+}
+
+layout!(CallWindow, size 512, entries at 0);
+
+/// A call as it is kept in a window.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Call {
+    /// Its number among the row's calls, from 1.
+    pub seq: u64,
+    /// When it ended (CLOCK_MONOTONIC, ns), to within 4.2 ms, never later than in truth.
+    pub at_ns: u64,
+    /// Whether the destination failed it.
+    pub failed: bool,
+    /// Whether it succeeded but took longer than the policy's `slow_call`.
+    pub slow: bool,
+}
+
+/// Where call `seq` lies.
+#[inline(always)]
+pub const fn slot(seq: u64) -> usize {
+    (seq % SLOTS as u64) as usize
+}
+
+/// The entry for call `seq`.
+#[inline(always)]
+pub const fn encode(seq: u64, at_ns: u64, failed: bool, slow: bool) -> u32 {
+    let lap = ((seq / SLOTS as u64) as u32) & LAP_MASK;
+    let time = ((at_ns >> TIME_SHIFT) as u32) & TIME_MASK;
+    let mut entry = (lap << LAP_SHIFT) | time;
+    if failed {
+        entry |= FAILED;
+    }
+    if slow {
+        entry |= SLOW;
+    }
+    entry
+}
+
+/// The call `seq` from its entry, or `None` when the entry is of another round or not written yet.
+/// `now_ns` resolves the time's wrap: the call is taken to be at most 19.5 hours old.
+pub fn decode(entry: u32, seq: u64, now_ns: u64) -> Option<Call> {
+    if entry == 0 || (entry >> LAP_SHIFT) & LAP_MASK != ((seq / SLOTS as u64) as u32) & LAP_MASK {
+        return None;
+    }
+    let now_units = now_ns >> TIME_SHIFT;
+    let age_units = (now_units as u32).wrapping_sub(entry) & TIME_MASK;
+    // A call that another CPU wrote a moment after `now_ns` was read looks 19.5 hours old.
+    let age_units = if age_units > TIME_MASK - 1024 {
+        0
+    } else {
+        age_units
+    };
+    let at_units = now_units.saturating_sub(u64::from(age_units));
+    Some(Call {
+        seq,
+        at_ns: at_units << TIME_SHIFT,
+        failed: entry & FAILED != 0,
+        slow: entry & SLOW != 0,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn a_call_survives_encoding(
+            seq in 1u64..u64::MAX,
+            at_ns in 0u64..(1 << 60),
+            age_ns in 0u64..(19 * 3600 * 1_000_000_000),
+            failed: bool,
+            slow: bool,
+        ) {
+            let entry = encode(seq, at_ns, failed, slow);
+            prop_assume!(entry != 0);
+            let call = decode(entry, seq, at_ns + age_ns).unwrap();
+            prop_assert_eq!((call.seq, call.failed, call.slow), (seq, failed, slow));
+            prop_assert!(call.at_ns <= at_ns && at_ns - call.at_ns < 1 << TIME_SHIFT);
+        }
+
+        #[test]
+        fn an_entry_of_the_round_before_is_not_taken(seq in 129u64..u64::MAX, at_ns in 0u64..(1 << 60)) {
+            let old = encode(seq - SLOTS as u64, at_ns, false, false);
+            prop_assert_eq!(decode(old, seq, at_ns), None);
+        }
+
+        #[test]
+        fn a_call_written_after_now_was_read_is_new(seq in 1u64..1000, now in (1u64 << 40)..(1 << 60)) {
+            let entry = encode(seq, now + 1_000_000_000, true, false);
+            let call = decode(entry, seq, now).unwrap();
+            prop_assert!(call.at_ns <= now && now - call.at_ns < 1 << TIME_SHIFT);
+        }
+    }
+}

@@ -1,0 +1,8 @@
+//! Backstop's node agent.
+//!
+//! Layers, from the inside out: [`core`] decides and is pure; [`policy`] says with which numbers;
+//! [`kernel`] and [`sockets`] are the hands; [`daemon`] runs them; [`control`], [`metrics`] and
+//! [`cli`] show what happens and take orders.
+
+pub mod core;
+pub mod policy;

@@ -1,0 +1,3 @@
+//! The `backstop` command.
+
+fn main() {}

@@ -1,0 +1,1 @@
+//! Guards and helpers of the privileged tests.

@@ -1,0 +1,2 @@
+//! Build, test and measuring commands.
+fn main() {}
