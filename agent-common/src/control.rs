@@ -17,8 +17,14 @@ pub struct Control {
     pub heartbeat_ns: u64,
     /// Age beyond which the heartbeat counts as dead, ns.
     pub heartbeat_max_age_ns: u64,
+    /// Length of a kernel tick, ns (CONFIG_HZ is 100, 250, 300 or 1000).
+    pub tick_ns: u64,
+    /// 1 where the first SYNs are repeated at equal distances (kernel 6.5 and later), else 0.
+    pub syn_linear: u32,
     /// Zero.
-    pub reserved: [u64; 5],
+    pub reserved0: u32,
+    /// Zero.
+    pub reserved: [u64; 3],
 }
 
 layout!(Control, size 64, mode at 0, agent_pid at 4, heartbeat_ns at 8, heartbeat_max_age_ns at 16);

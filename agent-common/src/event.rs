@@ -54,8 +54,6 @@ impl EventKind {
     pub const PROBE_ENDED: u32 = 4;
     /// Connects are being refused (at most one event a second and row).
     pub const REJECTED: u32 = 5;
-    /// No row was free (at most as often as connects arrive; dropped first when the ring is full).
-    pub const NO_ROW: u32 = 6;
 }
 
 /// Our connect timeout ended it (not the program's or the kernel's own limit).

@@ -15,6 +15,7 @@ pub mod histogram;
 pub mod key;
 pub mod row;
 pub mod stamp;
+pub mod syn;
 pub mod verdict;
 pub mod window;
 

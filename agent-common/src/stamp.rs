@@ -19,7 +19,7 @@ pub struct Stamp {
     pub flags: u32,
     /// One of the `PHASE_` constants.
     pub phase: u32,
-    /// TCP_USER_TIMEOUT that we set, ms; 0: none.
+    /// Connect timeout that we apply, ms; 0: none (or the program's own is stricter).
     pub our_timeout_ms: u32,
     /// TCP_USER_TIMEOUT that the program had set, ms; given back at the end of the connect.
     pub own_timeout_ms: u32,
@@ -48,7 +48,7 @@ pub const PHASE_PENDING: u32 = 2;
 pub const STAMP_PROBE: u32 = 1;
 /// Somebody else had asked for state callbacks on this socket: leave the flag on.
 pub const STAMP_FOREIGN_STATE_CB: u32 = 1 << 1;
-/// Observe mode has counted this connect as timed out already.
-pub const STAMP_WOULD_TIMEOUT: u32 = 1 << 2;
+/// `our_timeout_ms` is on the socket as TCP_USER_TIMEOUT (observe mode only keeps it here).
+pub const STAMP_TIMEOUT_SET: u32 = 1 << 2;
 /// Somebody else had asked for retransmission callbacks on this socket: leave the flag on.
 pub const STAMP_FOREIGN_RTO_CB: u32 = 1 << 3;

@@ -5,4 +5,5 @@
 //! [`cli`] show what happens and take orders.
 
 pub mod core;
+pub mod kernel;
 pub mod policy;

@@ -1,0 +1,261 @@
+//! cgroup/connect4 and cgroup/connect6: the verdict, and the stamp for what follows.
+
+use agent_common::{
+    COMM_LEN, DestinationKey, Event, EventKind, Mode, Row, Stamp, Verdict,
+    event::EVENT_WOULD,
+    key::mapped,
+    row::ROW_PROTECTED,
+    stamp::{
+        PHASE_IDLE, PHASE_STAMPED, STAMP_PROBE, STAMP_TIMEOUT_SET,
+    },
+    syn::first_timeout_ticks,
+    verdict::{STATE_FORCED_OPEN, STATE_HALF_OPEN, STATE_OPEN},
+};
+use aya_ebpf::{
+    EbpfContext as _,
+    bindings::bpf_sock,
+    helpers::generated::{
+        bpf_get_current_cgroup_id, bpf_get_current_comm, bpf_get_current_pid_tgid,
+        bpf_get_netns_cookie, bpf_get_retval, bpf_ktime_get_ns, bpf_set_retval,
+    },
+    macros::cgroup_sock_addr,
+    programs::SockAddrContext,
+};
+
+use crate::{atomics, events, kernel, maps, outcome, probes, rows, user_timeout};
+
+const ALLOW: i32 = 1;
+const REFUSE: i32 = 0;
+const IPPROTO_TCP: u32 = 6;
+/// At most one `rejected` event per row in this time.
+const REJECT_EVENT_EVERY_NS: u64 = 1_000_000_000;
+
+/// IPv4.
+#[cgroup_sock_addr(connect4)]
+pub fn connect4(ctx: SockAddrContext) -> i32 {
+    // SAFETY: the kernel hands a valid context.
+    let (protocol, addr) = unsafe { ((*ctx.sock_addr).protocol, (*ctx.sock_addr).user_ip4) };
+    if protocol != IPPROTO_TCP {
+        return ALLOW;
+    }
+    judge(&ctx, mapped(usable4(addr.to_ne_bytes())), 0)
+}
+
+/// IPv6, and IPv4 in its mapped form (Java's default).
+#[cgroup_sock_addr(connect6)]
+pub fn connect6(ctx: SockAddrContext) -> i32 {
+    // SAFETY: as above.
+    let (protocol, words) = unsafe { ((*ctx.sock_addr).protocol, (*ctx.sock_addr).user_ip6) };
+    if protocol != IPPROTO_TCP {
+        return ALLOW;
+    }
+    let is_mapped = words[0] == 0 && words[1] == 0 && words[2] == 0xffff_u32.to_be();
+    if is_mapped {
+        return judge(&ctx, mapped(usable4(words[3].to_ne_bytes())), 0);
+    }
+    let mut addr = [0u8; 16];
+    let unspecified = words[0] | words[1] | words[2] | words[3] == 0;
+    let last = if unspecified { 1_u32.to_be() } else { words[3] };
+    addr[0..4].copy_from_slice(&words[0].to_ne_bytes());
+    addr[4..8].copy_from_slice(&words[1].to_ne_bytes());
+    addr[8..12].copy_from_slice(&words[2].to_ne_bytes());
+    addr[12..16].copy_from_slice(&last.to_ne_bytes());
+    // A link-local address means nothing without its interface; where the socket is not bound to
+    // one yet, all interfaces share a row (the scope id of the address is not in the context).
+    let link_local = addr[0] == 0xfe && addr[1] & 0xc0 == 0x80;
+    let ifindex = if link_local {
+        // SAFETY: as above; `sk` is never null in this hook.
+        unsafe { (*socket(&ctx)).bound_dev_if }
+    } else {
+        0
+    };
+    judge(&ctx, addr, ifindex)
+}
+
+/// Connecting to 0.0.0.0 reaches this host (net/ipv4/route.c, `ip_route_output_key_hash_rcu`).
+#[inline(always)]
+fn usable4(addr: [u8; 4]) -> [u8; 4] {
+    if addr == [0; 4] { [127, 0, 0, 1] } else { addr }
+}
+
+#[inline(always)]
+fn socket(ctx: &SockAddrContext) -> *mut bpf_sock {
+    // SAFETY: the union has one meaning.
+    unsafe { (*ctx.sock_addr).__bindgen_anon_1.sk }
+}
+
+/// Decides about one `connect()` and stamps the socket if it passes.
+#[inline(always)]
+fn judge(ctx: &SockAddrContext, addr: [u8; 16], ifindex: u32) -> i32 {
+    let Some(control) = rows::control() else { return ALLOW };
+    // SAFETY (here and below): helpers without preconditions, map memory, a valid context.
+    unsafe {
+        let pid_tgid = bpf_get_current_pid_tgid();
+        let pid = (pid_tgid >> 32) as u32;
+        let sk = socket(ctx);
+        let Some(sk_address) = kernel::address_of(sk) else { return ALLOW };
+        if pid == (*control).agent_pid || kernel::is_kernel_socket(sk_address) {
+            return ALLOW;
+        }
+        let now = bpf_ktime_get_ns();
+        let key = DestinationKey {
+            cgroup_id: bpf_get_current_cgroup_id(),
+            netns_cookie: bpf_get_netns_cookie(ctx.as_ptr()),
+            addr,
+            ifindex,
+            port_be: (*ctx.sock_addr).user_port as u16,
+            reserved: 0,
+        };
+        let index = rows::find_or_create(&key, sk_address);
+        let Some(row) = rows::row(index) else { return ALLOW };
+        (*row).last_connect_ns = now;
+        (*row).last_pid = pid;
+
+        let mode = (&raw const (*control).mode).read_volatile();
+        let beat = atomics::load(&raw const (*control).heartbeat_ns);
+        let awake = now.saturating_sub(beat) <= (*control).heartbeat_max_age_ns;
+        let acting = mode != Mode::OFF && awake && (*row).settings.flags & ROW_PROTECTED == 0;
+
+        let verdict = Verdict::unpack(atomics::load(&raw const (*row).verdict));
+        let mut flags = 0;
+        // A connect that another program has refused already must not take a probe slot.
+        if acting && verdict.state != 0 && bpf_get_retval() == 0 {
+            let passes = match verdict.state {
+                STATE_OPEN | STATE_FORCED_OPEN => {
+                    now >= atomics::load(&raw const (*row).verdict_until_ns)
+                }
+                STATE_HALF_OPEN => {
+                    let claimed = probes::claim(row, verdict.generation);
+                    if claimed {
+                        flags |= STAMP_PROBE;
+                    }
+                    claimed
+                }
+                _ => true,
+            };
+            if !passes {
+                let enforced = mode == Mode::ENFORCE;
+                refused(row, index, &verdict, now, pid_tgid, enforced);
+                if enforced {
+                    bpf_set_retval(-(i32::from(verdict.errno)));
+                    return REFUSE;
+                }
+            }
+        }
+
+        let stamp = maps::STAMPS.get_or_insert_ptr_mut(ctx, None);
+        if stamp.is_null() {
+            rows::count(|c| &raw mut (*c).unstamped);
+            if flags & STAMP_PROBE != 0 {
+                probes::give_back(row, verdict.generation);
+            }
+            return ALLOW;
+        }
+        match (*stamp).phase {
+            PHASE_IDLE => {}
+            // The last connect() on this socket failed before a SYN was sent.
+            PHASE_STAMPED => outcome::local(stamp, now),
+            // Its end was hidden from us (another program took the callback flags away).
+            _ => outcome::abandoned(stamp, now),
+        }
+        (*stamp).row = index;
+        (*stamp).incarnation = (*row).incarnation;
+        (*stamp).generation = verdict.generation;
+        (*stamp).our_timeout_ms = 0;
+        (*stamp).own_timeout_ms = 0;
+        (*stamp).syn_timeout_ticks = 0;
+        (*stamp).begun_ns = 0;
+        (*stamp).pid = pid;
+        (*stamp).tid = pid_tgid as u32;
+        bpf_get_current_comm((&raw mut (*stamp).comm).cast(), COMM_LEN as u32);
+        if acting && (*row).settings.connect_timeout_ms != 0 {
+            let timeout = (*row).settings.connect_timeout_ms;
+            if mode == Mode::OBSERVE {
+                (*stamp).our_timeout_ms = timeout;
+            } else {
+                flags |= bound(ctx, stamp, row, timeout);
+            }
+        }
+        (*stamp).flags = flags;
+        (*stamp).phase = PHASE_STAMPED;
+        if flags & STAMP_PROBE != 0 {
+            events::send(&Event {
+                kind: EventKind::PROBE_STARTED,
+                row: index,
+                incarnation: (*row).incarnation,
+                generation: verdict.generation,
+                at_ns: now,
+                pid,
+                tid: pid_tgid as u32,
+                ..events::EMPTY
+            });
+        }
+    }
+    ALLOW
+}
+
+/// Bounds the connect by TCP_USER_TIMEOUT unless the program's own value is stricter; returns the
+/// stamp's flags. Either way the stricter of the two holds exactly (see `agent_common::syn`).
+#[inline(always)]
+unsafe fn bound(ctx: &SockAddrContext, stamp: *mut Stamp, row: *mut Row, timeout: u32) -> u32 {
+    // SAFETY: by the caller.
+    unsafe {
+        let Some(own) = user_timeout::get(ctx.as_ptr()) else { return 0 };
+        if own != 0 && own <= timeout {
+            if let Some(control) = rows::control() {
+                let linear = (*control).syn_linear != 0;
+                (*stamp).syn_timeout_ticks = first_timeout_ticks(own, (*control).tick_ns, linear);
+            }
+            return 0;
+        }
+        if !user_timeout::set(ctx.as_ptr(), timeout) {
+            return 0;
+        }
+        (*stamp).our_timeout_ms = timeout;
+        (*stamp).own_timeout_ms = own;
+        (*stamp).syn_timeout_ticks = (*row).settings.syn_timeout_ticks;
+        STAMP_TIMEOUT_SET
+    }
+}
+
+/// Counts a refusal (or one that observe mode forgoes) and reports it now and then.
+#[inline(always)]
+unsafe fn refused(
+    row: *mut Row,
+    index: u32,
+    verdict: &Verdict,
+    now: u64,
+    pid_tgid: u64,
+    enforced: bool,
+) {
+    // SAFETY: by the caller.
+    unsafe {
+        if enforced {
+            atomics::add(&raw mut (*row).rejected_breaker, 1);
+        } else {
+            atomics::add(&raw mut (*row).would_reject_breaker, 1);
+        }
+        let last = atomics::load(&raw const (*row).last_reject_event_ns);
+        if now.saturating_sub(last) < REJECT_EVENT_EVERY_NS && last != 0 {
+            return;
+        }
+        if !atomics::replace(&raw mut (*row).last_reject_event_ns, last, now) {
+            return;
+        }
+        let mut event = Event {
+            kind: EventKind::REJECTED,
+            row: index,
+            incarnation: (*row).incarnation,
+            generation: verdict.generation,
+            at_ns: now,
+            errno: u32::from(verdict.errno),
+            pid: (pid_tgid >> 32) as u32,
+            tid: pid_tgid as u32,
+            flags: if enforced { 0 } else { EVENT_WOULD },
+            ..events::EMPTY
+        };
+        bpf_get_current_comm(event.comm.as_mut_ptr().cast(), COMM_LEN as u32);
+        events::send(&event);
+    }
+}
+

@@ -1,0 +1,31 @@
+//! Events to the agent. One that finds no room is counted, never waited for.
+
+use agent_common::{COMM_LEN, Event};
+
+use crate::{maps, rows};
+
+/// An event with every field zero.
+pub const EMPTY: Event = Event {
+    kind: 0,
+    row: 0,
+    incarnation: 0,
+    generation: 0,
+    at_ns: 0,
+    seq: 0,
+    elapsed_us: 0,
+    outcome: 0,
+    errno: 0,
+    pid: 0,
+    tid: 0,
+    timeout_ms: 0,
+    flags: 0,
+    comm: [0; COMM_LEN],
+};
+
+/// Sends an event.
+#[inline(always)]
+pub fn send(event: &Event) {
+    if maps::EVENTS.output::<Event>(event, 0).is_err() {
+        rows::count(|c| unsafe { &raw mut (*c).lost_events });
+    }
+}

@@ -1,0 +1,171 @@
+//! sock_ops: follows a stamped connect from SYN to outcome.
+//!
+//! Callback flags are shared by all sock_ops programs of a socket: ours are added and taken away
+//! again, those of others left as they are.
+
+use agent_common::{
+    Mode, Stamp,
+    stamp::{
+        PHASE_PENDING, PHASE_STAMPED, STAMP_FOREIGN_RTO_CB, STAMP_FOREIGN_STATE_CB,
+        STAMP_TIMEOUT_SET,
+    },
+};
+use aya_ebpf::{
+    EbpfContext as _,
+    bindings::{BPF_SOCK_OPS_RTO_CB_FLAG, BPF_SOCK_OPS_STATE_CB_FLAG, bpf_sock},
+    helpers::generated::{bpf_ktime_get_ns, bpf_sk_storage_get},
+    macros::sock_ops,
+    programs::SockOpsContext,
+};
+
+use crate::{kernel, maps, outcome, rows, user_timeout};
+
+// include/uapi/linux/bpf.h, enum at BPF_SOCK_OPS_VOID.
+const TIMEOUT_INIT: u32 = 1;
+const TCP_CONNECT_CB: u32 = 3;
+const ACTIVE_ESTABLISHED_CB: u32 = 4;
+/// A socket that connects to itself establishes through the passive callback.
+const PASSIVE_ESTABLISHED_CB: u32 = 5;
+const RTO_CB: u32 = 8;
+const STATE_CB: u32 = 10;
+
+const TCP_CLOSE: u32 = 7;
+
+/// Always 1: the reply, where there is one, goes by the context.
+#[sock_ops]
+pub fn follow(ctx: SockOpsContext) -> u32 {
+    let op = ctx.op();
+    match op {
+        TIMEOUT_INIT | TCP_CONNECT_CB | ACTIVE_ESTABLISHED_CB | PASSIVE_ESTABLISHED_CB | RTO_CB
+        | STATE_CB => {}
+        _ => return 1,
+    }
+    if op == STATE_CB && ctx.arg(1) != TCP_CLOSE {
+        return 1;
+    }
+    let sk = socket(&ctx);
+    if sk.is_null() {
+        return 1;
+    }
+    // SAFETY: the map is a socket storage map and the socket is not null. Request sockets of a
+    // server arrive here too and never have a stamp.
+    let stamp = unsafe {
+        bpf_sk_storage_get((&raw const maps::STAMPS).cast_mut().cast(), sk.cast(), core::ptr::null_mut(), 0)
+    }
+    .cast::<Stamp>();
+    if stamp.is_null() {
+        return 1;
+    }
+    // SAFETY (to the end): socket storage, a valid context.
+    unsafe {
+        let phase = (*stamp).phase;
+        if op == TCP_CONNECT_CB {
+            if phase == PHASE_STAMPED {
+                begin(&ctx, stamp);
+            }
+            return 1;
+        }
+        if phase != PHASE_PENDING {
+            return 1;
+        }
+        match op {
+            TIMEOUT_INIT => {
+                if (*stamp).syn_timeout_ticks != 0 {
+                    ctx.set_reply((*stamp).syn_timeout_ticks);
+                }
+            }
+            RTO_CB => retransmitted(stamp),
+            STATE_CB => {
+                let error = kernel::address_of(sk).and_then(kernel::socket_error).unwrap_or(0);
+                let exiting = error == 0 && kernel::current_is_exiting();
+                give_back_timeout(&ctx, stamp);
+                drop_callbacks(&ctx, stamp);
+                outcome::closed(stamp, bpf_ktime_get_ns(), error, exiting);
+            }
+            _ => {
+                give_back_timeout(&ctx, stamp);
+                drop_callbacks(&ctx, stamp);
+                outcome::established(stamp, bpf_ktime_get_ns());
+            }
+        }
+    }
+    1
+}
+
+#[inline(always)]
+fn socket(ctx: &SockOpsContext) -> *mut bpf_sock {
+    // SAFETY: the union has one meaning.
+    unsafe { (*ctx.ops).__bindgen_anon_2.sk }
+}
+
+/// The SYN is about to leave (net/ipv4/tcp_output.c, `tcp_connect`, before `tcp_connect_init`).
+#[inline(always)]
+unsafe fn begin(ctx: &SockOpsContext, stamp: *mut Stamp) {
+    // SAFETY: by the caller.
+    unsafe {
+        (*stamp).begun_ns = bpf_ktime_get_ns();
+        (*stamp).phase = PHASE_PENDING;
+        let before = ctx.cb_flags();
+        let mut wanted = before | BPF_SOCK_OPS_STATE_CB_FLAG;
+        let mut flags = (*stamp).flags;
+        if before & BPF_SOCK_OPS_STATE_CB_FLAG != 0 {
+            flags |= STAMP_FOREIGN_STATE_CB;
+        }
+        // Observe mode touches no socket: it learns from retransmissions that time is up.
+        if (*stamp).our_timeout_ms != 0 && flags & STAMP_TIMEOUT_SET == 0 {
+            if before & BPF_SOCK_OPS_RTO_CB_FLAG != 0 {
+                flags |= STAMP_FOREIGN_RTO_CB;
+            }
+            wanted |= BPF_SOCK_OPS_RTO_CB_FLAG;
+        }
+        (*stamp).flags = flags;
+        let _ = ctx.set_cb_flags(wanted as i32);
+        outcome::begun(stamp);
+    }
+}
+
+/// Gives TCP_USER_TIMEOUT back, if the value on the socket is still ours.
+#[inline(always)]
+unsafe fn give_back_timeout(ctx: &SockOpsContext, stamp: *mut Stamp) {
+    // SAFETY: by the caller.
+    unsafe {
+        if (*stamp).flags & STAMP_TIMEOUT_SET != 0
+            && user_timeout::get(ctx.as_ptr()) == Some((*stamp).our_timeout_ms)
+        {
+            user_timeout::set(ctx.as_ptr(), (*stamp).own_timeout_ms);
+        }
+    }
+}
+
+#[inline(always)]
+unsafe fn drop_callbacks(ctx: &SockOpsContext, stamp: *mut Stamp) {
+    // SAFETY: by the caller.
+    unsafe {
+        let mut keep = ctx.cb_flags();
+        if (*stamp).flags & STAMP_FOREIGN_STATE_CB == 0 {
+            keep &= !BPF_SOCK_OPS_STATE_CB_FLAG;
+        }
+        let observed = (*stamp).our_timeout_ms != 0 && (*stamp).flags & STAMP_TIMEOUT_SET == 0;
+        if observed && (*stamp).flags & STAMP_FOREIGN_RTO_CB == 0 {
+            keep &= !BPF_SOCK_OPS_RTO_CB_FLAG;
+        }
+        let _ = ctx.set_cb_flags(keep as i32);
+    }
+}
+
+/// Observe mode: a SYN is repeated; past the timeout the connect counts as failed at its value.
+#[inline(always)]
+unsafe fn retransmitted(stamp: *mut Stamp) {
+    // SAFETY: by the caller.
+    unsafe {
+        let limit = u64::from((*stamp).our_timeout_ms) * agent_common::NANOS_PER_MS;
+        let observed = limit != 0 && (*stamp).flags & STAMP_TIMEOUT_SET == 0;
+        let now = bpf_ktime_get_ns();
+        if observed && now.saturating_sub((*stamp).begun_ns) >= limit {
+            let mode = rows::control().map_or(Mode::OFF, |control| (*control).mode);
+            if mode != Mode::OFF {
+                outcome::timed_out(stamp, now);
+            }
+        }
+    }
+}

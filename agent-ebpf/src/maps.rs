@@ -1,0 +1,81 @@
+//! Every map, with its owner and size.
+//!
+//! Sizes given here are minima for tools that load the object by hand; the agent sets them at
+//! load from its configuration. "Mapped" arrays are also memory of the agent (`BPF_F_MMAPABLE`,
+//! kernel/bpf/arraymap.c): both sides see a store at once, without a system call.
+
+use agent_common::{
+    CallWindow, Control, Counters, DestinationKey, PolicyKey, Row, Settings, Stamp,
+    histogram::Histogram, key::ManualKey,
+};
+use aya_ebpf::{
+    bindings::{BPF_F_MMAPABLE, BPF_F_NO_PREALLOC},
+    btf_maps::SkStorage,
+    macros::{btf_map, map},
+    maps::{Array, HashMap, LpmTrie, Queue, RingBuf},
+};
+
+/// Mode, heartbeat. Written by the agent. Mapped, 64 bytes.
+#[map]
+pub static CONTROL: Array<Control> = Array::with_max_entries(1, BPF_F_MMAPABLE);
+
+/// Losses and the like. Written by the kernel. Mapped, 64 bytes.
+#[map]
+pub static COUNTERS: Array<Counters> = Array::with_max_entries(1, BPF_F_MMAPABLE);
+
+/// Key to index of its row. Entries are made by the kernel, removed by the agent.
+/// `max_destinations` entries of about 100 bytes.
+#[map]
+pub static KEYS: HashMap<DestinationKey, u32> = HashMap::with_max_entries(16, 0);
+
+/// The rows; 0 is the `other` row. Mapped, `max_destinations` + 1 entries of 320 bytes.
+#[map]
+pub static ROWS: Array<Row> = Array::with_max_entries(17, BPF_F_MMAPABLE);
+
+/// The window of connects beside each row. Written by the kernel. Mapped, 512 bytes an entry.
+#[map]
+pub static CONNECT_WINDOWS: Array<CallWindow> = Array::with_max_entries(17, BPF_F_MMAPABLE);
+
+/// Indexes of free rows: taken by the kernel, returned by the agent. 4 bytes an entry.
+#[map]
+pub static FREE_ROWS: Queue<u32> = Queue::with_max_entries(16, 0);
+
+/// Pool of connect latency histograms, lent to rows. Mapped, 4,096 entries of 1.5 KB.
+#[map]
+pub static HISTOGRAMS: Array<Histogram> = Array::with_max_entries(16, BPF_F_MMAPABLE);
+
+/// Free entries of [`HISTOGRAMS`]: taken by the kernel, returned by the agent. 4 bytes an entry.
+#[map]
+pub static FREE_HISTOGRAMS: Queue<u32> = Queue::with_max_entries(16, 0);
+
+/// Settings of each policy. Written by the agent. Mapped, 24 bytes an entry.
+#[map]
+pub static POLICIES: Array<Settings> = Array::with_max_entries(1, BPF_F_MMAPABLE);
+
+/// Which policy, and whether protected: address prefixes by class and port. Written by the agent.
+#[map]
+pub static POLICY_TRIE: LpmTrie<PolicyKey, u32> =
+    LpmTrie::with_max_entries(16_384, BPF_F_NO_PREALLOC);
+
+/// Manual states for destinations that have no row yet: a packed verdict and when it ends.
+/// Written by the agent, read when a row is created. 1,024 entries of 40 bytes.
+#[map]
+pub static MANUAL: HashMap<ManualKey, [u64; 2]> =
+    HashMap::with_max_entries(1024, BPF_F_NO_PREALLOC);
+
+/// When each process last established a connection, by process id modulo the size: process id in
+/// the high half, milliseconds in the low. Approximate on purpose: a process whose entry another
+/// one has taken merely loses the benefit of "had just established another connection".
+#[map]
+pub static RECENTLY_ESTABLISHED: Array<u64> = Array::with_max_entries(RECENT_SLOTS, 0);
+
+/// Entries of [`RECENTLY_ESTABLISHED`]; a power of two.
+pub const RECENT_SLOTS: u32 = 4096;
+
+/// Failures and state changes for the agent. `ring_bytes`.
+#[map]
+pub static EVENTS: RingBuf = RingBuf::with_byte_size(1 << 20, 0);
+
+/// What the connect hook leaves on a socket. 64 bytes a socket that has connected.
+#[btf_map]
+pub static STAMPS: SkStorage<Stamp> = SkStorage::new();

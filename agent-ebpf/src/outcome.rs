@@ -1,0 +1,329 @@
+//! How a connect ended: counters, the window, and an event if it is news.
+//!
+//! A call is in the window only when the verdict is still the one under which it began.
+
+use agent_common::{
+    Event, EventKind, OTHER_ROW, Row, Stamp, Verdict,
+    event::{
+        EVENT_OUR_TIMEOUT, EVENT_PROBE, EVENT_WOULD, OUTCOME_ABANDONED, OUTCOME_CONNECT_TIMEOUT,
+        OUTCOME_ESTABLISHED, OUTCOME_GAVE_UP, OUTCOME_LOCAL, OUTCOME_OTHER, OUTCOME_REFUSED,
+        OUTCOME_RESET, OUTCOME_UNREACHABLE,
+    },
+    histogram,
+    stamp::{PHASE_IDLE, STAMP_PROBE, STAMP_TIMEOUT_SET},
+    window,
+};
+
+use crate::{atomics, events, maps, probes, rows};
+
+const ENETDOWN: u32 = 100;
+const ENETUNREACH: u32 = 101;
+const ECONNABORTED: u32 = 103;
+const ECONNRESET: u32 = 104;
+const ETIMEDOUT: u32 = 110;
+const ECONNREFUSED: u32 = 111;
+const EHOSTDOWN: u32 = 112;
+const EHOSTUNREACH: u32 = 113;
+/// ICMP "protocol unreachable" and "administratively prohibited" (net/ipv4/icmp.c,
+/// `icmp_err_convert`; net/ipv6/icmp.c, `tab_unreach`).
+const ENOPROTOOPT: u32 = 92;
+const EACCES: u32 = 13;
+const EPROTO: u32 = 71;
+
+/// A program that has just established another connection closes the loser of a race, and has not
+/// given up (happy eyeballs): within this time, ms.
+const RACE_MS: u64 = 50;
+
+/// The stamp's row, or `other` where the row has a new owner.
+#[inline(always)]
+unsafe fn row_of(stamp: *mut Stamp) -> Option<*mut Row> {
+    // SAFETY: map memory and socket storage.
+    unsafe {
+        let row = rows::row((*stamp).row)?;
+        if (*row).incarnation == (*stamp).incarnation {
+            return Some(row);
+        }
+        (*stamp).row = OTHER_ROW;
+        (*stamp).incarnation = 0;
+        rows::row(OTHER_ROW)
+    }
+}
+
+/// The SYN leaves: the attempt begins.
+///
+/// # Safety
+/// `stamp` must be socket storage (as for all functions here).
+#[inline(always)]
+pub unsafe fn begun(stamp: *mut Stamp) {
+    // SAFETY: by contract, map memory.
+    unsafe {
+        if let Some(row) = row_of(stamp) {
+            atomics::add(&raw mut (*row).attempts, 1);
+            atomics::add(&raw mut (*row).in_flight, 1);
+        }
+    }
+}
+
+/// Established.
+///
+/// # Safety
+/// As [`begun`].
+#[inline(always)]
+pub unsafe fn established(stamp: *mut Stamp, now: u64) {
+    // SAFETY: by contract, map memory.
+    unsafe {
+        let us = now.saturating_sub((*stamp).begun_ns) / 1000;
+        let observed = (*stamp).our_timeout_ms != 0 && (*stamp).flags & STAMP_TIMEOUT_SET == 0;
+        if observed && us > u64::from((*stamp).our_timeout_ms) * 1000 {
+            // Observe mode: enforce mode would have ended it.
+            return timed_out(stamp, now);
+        }
+        let Some(row) = row_of(stamp) else { return };
+        (*stamp).phase = PHASE_IDLE;
+        atomics::add(&raw mut (*row).in_flight, u64::MAX);
+        atomics::add(&raw mut (*row).established, 1);
+        atomics::add(&raw mut (*row).connect_latency_sum_us, us);
+        longest(row, us);
+        let slot = (*row).histogram;
+        if slot != 0
+            && let Some(histogram) = maps::HISTOGRAMS.get_ptr_mut(slot - 1)
+        {
+            let bucket = histogram::bucket(us) & 0x1ff;
+            if bucket < histogram::BUCKETS {
+                let count = (&raw mut (*histogram).counts).cast::<u32>().add(bucket);
+                atomics::add32(count, 1);
+            }
+        }
+        remember((*stamp).pid, now);
+        call(stamp, row, now, false);
+        if (*stamp).flags & STAMP_PROBE != 0 {
+            probe_ended(stamp, row, now, us, OUTCOME_ESTABLISHED, 0);
+        }
+    }
+}
+
+/// Ended without being established; `error` is the socket's (0: the program closed it).
+///
+/// # Safety
+/// As [`begun`].
+#[inline(always)]
+pub unsafe fn closed(stamp: *mut Stamp, now: u64, error: u32, exiting: bool) {
+    // SAFETY: by contract.
+    unsafe {
+        // ECONNABORTED: an administrator's `ss -K`, which says nothing of the destination.
+        if error == 0 || error == ECONNABORTED {
+            if error == 0 && !exiting && gave_up(stamp, now) {
+                failed(stamp, now, OUTCOME_GAVE_UP, 0, 0);
+            } else {
+                abandoned(stamp, now);
+            }
+            return;
+        }
+        let outcome = match error {
+            ECONNREFUSED => OUTCOME_REFUSED,
+            ETIMEDOUT => OUTCOME_CONNECT_TIMEOUT,
+            EHOSTUNREACH | ENETUNREACH | ENETDOWN | EHOSTDOWN | ENOPROTOOPT | EACCES | EPROTO => {
+                OUTCOME_UNREACHABLE
+            }
+            ECONNRESET => OUTCOME_RESET,
+            _ => OUTCOME_OTHER,
+        };
+        // Ours, if the socket lived as long as our timeout: the kernel's timer is never early.
+        let ours = error == ETIMEDOUT
+            && (*stamp).flags & STAMP_TIMEOUT_SET != 0
+            && now.saturating_sub((*stamp).begun_ns)
+                >= u64::from((*stamp).our_timeout_ms) * (agent_common::NANOS_PER_MS * 15 / 16);
+        failed(stamp, now, outcome, error, if ours { EVENT_OUR_TIMEOUT } else { 0 });
+    }
+}
+
+/// Observe mode: the connect has lived longer than its timeout.
+///
+/// # Safety
+/// As [`begun`].
+#[inline(never)]
+pub unsafe fn timed_out(stamp: *mut Stamp, now: u64) {
+    // SAFETY: by contract.
+    unsafe { failed(stamp, now, OUTCOME_CONNECT_TIMEOUT, ETIMEDOUT, EVENT_WOULD) }
+}
+
+/// Closed by the program before an answer, or by its end: says nothing of the destination.
+///
+/// # Safety
+/// As [`begun`].
+#[inline(never)]
+pub unsafe fn abandoned(stamp: *mut Stamp, now: u64) {
+    // SAFETY: by contract, map memory.
+    unsafe {
+        let Some(row) = row_of(stamp) else { return };
+        (*stamp).phase = PHASE_IDLE;
+        atomics::add(&raw mut (*row).in_flight, u64::MAX);
+        atomics::add(&raw mut (*row).abandoned, 1);
+        if (*stamp).flags & STAMP_PROBE != 0 {
+            let us = now.saturating_sub((*stamp).begun_ns) / 1000;
+            probe_ended(stamp, row, now, us, OUTCOME_ABANDONED, 0);
+        }
+    }
+}
+
+/// Passed the hook and never sent a SYN.
+///
+/// # Safety
+/// As [`begun`].
+#[inline(never)]
+pub unsafe fn local(stamp: *mut Stamp, now: u64) {
+    // SAFETY: by contract, map memory.
+    unsafe {
+        let Some(row) = row_of(stamp) else { return };
+        (*stamp).phase = PHASE_IDLE;
+        atomics::add(&raw mut (*row).local, 1);
+        if (*stamp).flags & STAMP_PROBE != 0 {
+            probe_ended(stamp, row, now, 0, OUTCOME_LOCAL, 0);
+        }
+    }
+}
+
+#[inline(always)]
+unsafe fn failed(stamp: *mut Stamp, now: u64, outcome: u32, error: u32, mut flags: u32) {
+    // SAFETY: by contract, map memory.
+    unsafe {
+        let Some(row) = row_of(stamp) else { return };
+        (*stamp).phase = PHASE_IDLE;
+        let us = now.saturating_sub((*stamp).begun_ns) / 1000;
+        atomics::add(&raw mut (*row).in_flight, u64::MAX);
+        let counter = match outcome {
+            OUTCOME_REFUSED => &raw mut (*row).failed_refused,
+            OUTCOME_CONNECT_TIMEOUT => &raw mut (*row).failed_connect_timeout,
+            OUTCOME_UNREACHABLE => &raw mut (*row).failed_unreachable,
+            OUTCOME_RESET => &raw mut (*row).failed_reset,
+            OUTCOME_GAVE_UP => &raw mut (*row).failed_gave_up,
+            _ => &raw mut (*row).failed_other,
+        };
+        atomics::add(counter, 1);
+        if flags & EVENT_OUR_TIMEOUT != 0 {
+            atomics::add(&raw mut (*row).timeouts_connect, 1);
+        }
+        if flags & EVENT_WOULD != 0 {
+            atomics::add(&raw mut (*row).would_timeout, 1);
+        }
+        let seq = call(stamp, row, now, true);
+        if (*stamp).flags & STAMP_PROBE != 0 {
+            flags |= EVENT_PROBE;
+            probe_ended(stamp, row, now, us, outcome, error);
+        }
+        events::send(&Event {
+            kind: EventKind::FAILURE,
+            row: (*stamp).row,
+            incarnation: (*stamp).incarnation,
+            generation: (*stamp).generation,
+            at_ns: now,
+            seq,
+            elapsed_us: us,
+            outcome,
+            errno: error,
+            pid: (*stamp).pid,
+            tid: (*stamp).tid,
+            timeout_ms: (*stamp).our_timeout_ms,
+            flags,
+            comm: (*stamp).comm,
+        });
+    }
+}
+
+/// Enters a call into the window and returns its number, 0 when the verdict has changed since.
+#[inline(always)]
+unsafe fn call(stamp: *mut Stamp, row: *mut Row, now: u64, is_failure: bool) -> u64 {
+    // SAFETY: by contract, map memory.
+    unsafe {
+        let verdict = Verdict::unpack(atomics::load(&raw const (*row).verdict));
+        if verdict.generation != (*stamp).generation {
+            atomics::add(&raw mut (*row).late, 1);
+            return 0;
+        }
+        let seq = atomics::add(&raw mut (*row).connect_calls, 1) + 1;
+        if is_failure {
+            atomics::add(&raw mut (*row).connect_failures, 1);
+        }
+        if let Some(calls) = maps::CONNECT_WINDOWS.get_ptr_mut((*stamp).row) {
+            let slot = window::slot(seq) & (window::SLOTS - 1);
+            let entry = (&raw mut (*calls).entries).cast::<u32>().add(slot);
+            entry.write_volatile(window::encode(seq, now, is_failure, false));
+        }
+        seq
+    }
+}
+
+/// Returns the probe's slot and says how it went.
+#[inline(always)]
+unsafe fn probe_ended(
+    stamp: *mut Stamp,
+    row: *mut Row,
+    now: u64,
+    us: u64,
+    outcome: u32,
+    error: u32,
+) {
+    // SAFETY: by contract, map memory.
+    unsafe {
+        probes::give_back(row, (*stamp).generation);
+        events::send(&Event {
+            kind: EventKind::PROBE_ENDED,
+            row: (*stamp).row,
+            incarnation: (*stamp).incarnation,
+            generation: (*stamp).generation,
+            at_ns: now,
+            elapsed_us: us,
+            outcome,
+            errno: error,
+            pid: (*stamp).pid,
+            tid: (*stamp).tid,
+            flags: EVENT_PROBE,
+            comm: (*stamp).comm,
+            ..events::EMPTY
+        });
+    }
+}
+
+#[inline(always)]
+unsafe fn longest(row: *mut Row, us: u64) {
+    // SAFETY: map memory. Two tries: a lost race means that another CPU stored a value of its own,
+    // and a maximum that is missed once is met again.
+    unsafe {
+        for _ in 0..2 {
+            let max = atomics::load(&raw const (*row).connect_latency_max_us);
+            if us <= max || atomics::replace(&raw mut (*row).connect_latency_max_us, max, us) {
+                return;
+            }
+        }
+    }
+}
+
+#[inline(always)]
+unsafe fn remember(pid: u32, now: u64) {
+    if let Some(entry) = maps::RECENTLY_ESTABLISHED.get_ptr_mut(pid & (maps::RECENT_SLOTS - 1)) {
+        let ms = (now / agent_common::NANOS_PER_MS) as u32;
+        // SAFETY: map memory.
+        unsafe { entry.write_volatile((u64::from(pid) << 32) | u64::from(ms)) };
+    }
+}
+
+/// Whether a live program that closes an unanswered connect has given up on the destination.
+#[inline(always)]
+unsafe fn gave_up(stamp: *mut Stamp, now: u64) -> bool {
+    // SAFETY: by contract, map memory.
+    unsafe {
+        let Some(row) = row_of(stamp) else { return false };
+        let limit = u64::from((*row).settings.gave_up_ms) * agent_common::NANOS_PER_MS;
+        if limit == 0 || now.saturating_sub((*stamp).begun_ns) < limit {
+            return false;
+        }
+        let pid = (*stamp).pid;
+        let Some(entry) = maps::RECENTLY_ESTABLISHED.get_ptr(pid & (maps::RECENT_SLOTS - 1)) else {
+            return true;
+        };
+        let last = atomics::load(entry);
+        let now_ms = (now / agent_common::NANOS_PER_MS) as u32;
+        let just_now = u64::from(now_ms.wrapping_sub(last as u32)) <= RACE_MS;
+        (last >> 32) as u32 != pid || !just_now
+    }
+}

@@ -1,0 +1,59 @@
+//! iter/tcp: on an orderly stop or a pause, gives options back on connects that are under way.
+//!
+//! Runs once for each TCP socket of the reader's network namespace, with the socket locked
+//! (net/ipv4/tcp_ipv4.c, `bpf_iter_tcp_seq_show`).
+
+use agent_common::{
+    Stamp,
+    stamp::{PHASE_PENDING, PHASE_STAMPED, STAMP_TIMEOUT_SET},
+};
+use aya_ebpf::{
+    cty::c_void,
+    helpers::generated::{bpf_sk_storage_get, bpf_skc_to_tcp_sock},
+};
+
+use crate::{maps, user_timeout};
+
+/// Context of iter/tcp (net/ipv4/tcp_ipv4.c, `struct bpf_iter__tcp`).
+#[repr(C)]
+pub struct IterTcp {
+    meta: *mut c_void,
+    sk_common: *mut c_void,
+    uid: u32,
+}
+
+/// Always 0: go on.
+#[unsafe(no_mangle)]
+#[unsafe(link_section = "iter/tcp")]
+pub fn settle(ctx: *mut IterTcp) -> i32 {
+    // SAFETY: the kernel hands a valid context; null ends a run.
+    unsafe {
+        let common = (*ctx).sk_common;
+        if common.is_null() {
+            return 0;
+        }
+        let sk = bpf_skc_to_tcp_sock(common).cast::<c_void>();
+        if sk.is_null() {
+            return 0;
+        }
+        let stamp = bpf_sk_storage_get(
+            (&raw const maps::STAMPS).cast_mut().cast(),
+            sk,
+            core::ptr::null_mut(),
+            0,
+        )
+        .cast::<Stamp>();
+        if stamp.is_null() || (*stamp).flags & STAMP_TIMEOUT_SET == 0 {
+            return 0;
+        }
+        let phase = (*stamp).phase;
+        if (phase == PHASE_PENDING || phase == PHASE_STAMPED)
+            && user_timeout::get(sk) == Some((*stamp).our_timeout_ms)
+        {
+            user_timeout::set(sk, (*stamp).own_timeout_ms);
+        }
+        (*stamp).flags &= !STAMP_TIMEOUT_SET;
+        (*stamp).our_timeout_ms = 0;
+    }
+    0
+}

@@ -1,0 +1,33 @@
+//! TCP_USER_TIMEOUT of a socket, from inside a program.
+
+use aya_ebpf::{
+    cty::c_void,
+    helpers::generated::{bpf_getsockopt, bpf_setsockopt},
+};
+
+const IPPROTO_TCP: i32 = 6;
+const TCP_USER_TIMEOUT: i32 = 18;
+
+/// The value in ms (0: none), or `None` when the kernel does not tell.
+///
+/// # Safety
+/// `ctx` must be the program's context, or a socket where the helper takes one.
+#[inline(always)]
+pub unsafe fn get(ctx: *mut c_void) -> Option<u32> {
+    let mut value: u32 = 0;
+    // SAFETY: by contract; the buffer is 4 bytes.
+    let result = unsafe {
+        bpf_getsockopt(ctx, IPPROTO_TCP, TCP_USER_TIMEOUT, (&raw mut value).cast(), 4)
+    };
+    (result == 0).then_some(value)
+}
+
+/// Sets the value in ms; false when the kernel refuses.
+///
+/// # Safety
+/// As [`get`].
+#[inline(always)]
+pub unsafe fn set(ctx: *mut c_void, mut value: u32) -> bool {
+    // SAFETY: by contract; the buffer is 4 bytes.
+    unsafe { bpf_setsockopt(ctx, IPPROTO_TCP, TCP_USER_TIMEOUT, (&raw mut value).cast(), 4) == 0 }
+}

@@ -1,0 +1,140 @@
+//! The cgroup v2 tree: where it is mounted, and the paths behind cgroup ids.
+
+use std::{
+    collections::HashMap,
+    fs,
+    os::unix::fs::MetadataExt as _,
+    path::{Path, PathBuf},
+};
+
+use super::support::Unsupported;
+
+/// The mount point of the cgroup v2 hierarchy. On hybrid hosts it is not /sys/fs/cgroup.
+///
+/// # Errors
+/// When none is mounted.
+pub fn mount_point() -> Result<PathBuf, Unsupported> {
+    let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
+    find_mount(&mounts).ok_or(Unsupported::NoCgroup2)
+}
+
+/// The first cgroup2 mount that shows the whole hierarchy, else the first one.
+fn find_mount(mountinfo: &str) -> Option<PathBuf> {
+    let mut partial = None;
+    for line in mountinfo.lines() {
+        let (left, right) = line.split_once(" - ")?;
+        if right.split(' ').next() != Some("cgroup2") {
+            continue;
+        }
+        let mut fields = left.split(' ').skip(3);
+        let (root, point) = (fields.next()?, fields.next()?);
+        let point = PathBuf::from(unescape(point));
+        if root == "/" {
+            return Some(point);
+        }
+        partial.get_or_insert(point);
+    }
+    partial
+}
+
+/// Undoes the octal escapes of /proc/PID/mountinfo (fs/proc_namespace.c, `mangle`).
+fn unescape(text: &str) -> String {
+    let mut out = String::with_capacity(text.len());
+    let mut rest = text;
+    while let Some(at) = rest.find('\\') {
+        out.push_str(&rest[..at]);
+        let code = rest.get(at + 1..at + 4).and_then(|digits| u8::from_str_radix(digits, 8).ok());
+        match code {
+            Some(code) => {
+                out.push(char::from(code));
+                rest = &rest[at + 4..];
+            }
+            None => {
+                out.push('\\');
+                rest = &rest[at + 1..];
+            }
+        }
+    }
+    out.push_str(rest);
+    out
+}
+
+/// Names of workloads by cgroup id (the inode of the cgroup's directory).
+pub struct Names {
+    mount: PathBuf,
+    known: HashMap<u64, String>,
+}
+
+impl Names {
+    /// For the hierarchy mounted there.
+    pub fn new(mount: PathBuf) -> Self {
+        Self { mount, known: HashMap::new() }
+    }
+
+    /// Path below the mount without leading slash (`/` for the root). A cgroup that is gone keeps
+    /// the name it had; one never seen is `cgroup:ID`.
+    pub fn name(&mut self, id: u64) -> String {
+        if let Some(name) = self.known.get(&id) {
+            return name.clone();
+        }
+        self.scan();
+        // Remembered even if not found: the id is never used again, and scanning is not cheap.
+        self.known.entry(id).or_insert_with(|| format!("cgroup:{id}")).clone()
+    }
+
+    /// Drops names of cgroups that no row belongs to.
+    pub fn keep(&mut self, used: impl Fn(u64) -> bool) {
+        self.known.retain(|id, _| used(*id));
+    }
+
+    fn scan(&mut self) {
+        let mount = self.mount.clone();
+        let mut stack = vec![mount.clone()];
+        while let Some(path) = stack.pop() {
+            let Ok(metadata) = fs::metadata(&path) else { continue };
+            self.known.entry(metadata.ino()).or_insert_with(|| relative(&mount, &path));
+            let Ok(entries) = fs::read_dir(&path) else { continue };
+            for entry in entries.flatten() {
+                if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
+                    stack.push(entry.path());
+                }
+            }
+        }
+    }
+}
+
+/// The workload's name for a path in the hierarchy.
+pub fn relative(mount: &Path, path: &Path) -> String {
+    let relative = path.strip_prefix(mount).unwrap_or(path).to_string_lossy();
+    if relative.is_empty() { "/".to_owned() } else { relative.into_owned() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn hybrid_and_unified_hosts() {
+        let hybrid = "30 24 0:26 / /sys/fs/cgroup ro - tmpfs tmpfs ro\n\
+                      31 30 0:27 / /sys/fs/cgroup/unified rw shared:5 - cgroup2 cgroup2 rw\n\
+                      32 30 0:28 / /sys/fs/cgroup/cpu rw - cgroup cgroup rw,cpu\n";
+        assert_eq!(find_mount(hybrid), Some("/sys/fs/cgroup/unified".into()));
+        let bind = "40 1 0:27 /kubepods /mnt/part rw - cgroup2 cgroup2 rw\n\
+                    41 1 0:27 / /mnt/a\\040b rw - cgroup2 cgroup2 rw\n";
+        assert_eq!(find_mount(bind), Some("/mnt/a b".into()));
+        assert_eq!(find_mount("32 30 0:28 / /x rw - cgroup cgroup rw,cpu\n"), None);
+    }
+
+    #[test]
+    fn names() {
+        let tree = tempfile::tempdir().unwrap();
+        fs::create_dir_all(tree.path().join("system.slice/billing.service")).unwrap();
+        let inode = |path: &str| fs::metadata(tree.path().join(path)).unwrap().ino();
+        let mut names = Names::new(tree.path().to_owned());
+        assert_eq!(names.name(inode("system.slice/billing.service")), "system.slice/billing.service");
+        assert_eq!(names.name(inode("")), "/");
+        assert_eq!(names.name(u64::MAX), format!("cgroup:{}", u64::MAX));
+        fs::create_dir(tree.path().join("new")).unwrap();
+        assert_eq!(names.name(inode("new")), "new");
+    }
+}

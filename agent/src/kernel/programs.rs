@@ -1,0 +1,373 @@
+//! Loading the embedded object, attaching it to cgroups, and the maps that need system calls.
+
+use std::{
+    fs::File,
+    io::Read as _,
+    os::unix::fs::MetadataExt as _,
+    path::{Path, PathBuf},
+    sync::Arc,
+};
+
+use agent_common::{ABI_VERSION, DestinationKey, PolicyKey, Settings, Verdict, key::ManualKey};
+use anyhow::{Context as _, Result};
+use aya::{
+    Ebpf, EbpfLoader,
+    maps::{HashMap, LpmTrie, Map, MapData, Queue, RingBuf, lpm_trie::Key},
+    programs::{
+        CgroupAttachMode, CgroupSock, CgroupSockAddr, Iter, Program, SockOps,
+        cgroup_sock::CgroupSockLinkId, cgroup_sock_addr::CgroupSockAddrLinkId,
+        sock_ops::SockOpsLinkId,
+    },
+};
+use bytemuck::Pod;
+
+use super::{btf, mapped::Mapped, support::Unsupported, table::Table};
+use crate::core::Nanos;
+
+/// The kernel object, built from `agent-ebpf` by `cargo xtask ebpf`.
+static OBJECT: &[u8] =
+    aya::include_bytes_aligned!(concat!(env!("CARGO_MANIFEST_DIR"), "/../agent-ebpf/object/backstop-ebpf.o"));
+
+/// Hooks that a cgroup gets, as shown in `attached{hook}`.
+pub const HOOKS: [&str; 4] = ["connect4", "connect6", "sock_ops", "sock_release"];
+
+/// Sizes of the maps.
+#[derive(Clone, Copy, Debug)]
+pub struct LoadOptions {
+    /// Rows, without the `other` row.
+    pub max_destinations: u32,
+    /// Ring buffer, bytes; a power of two and a multiple of the page size.
+    pub ring_bytes: u32,
+    /// Latency histograms to lend.
+    pub histograms: u32,
+    /// Policies, the defaults included.
+    pub policies: u32,
+}
+
+struct Links {
+    connect4: CgroupSockAddrLinkId,
+    connect6: CgroupSockAddrLinkId,
+    follow: SockOpsLinkId,
+    release: CgroupSockLinkId,
+}
+
+/// One attached cgroup.
+pub struct Attachment {
+    /// Canonical path.
+    pub path: PathBuf,
+    /// Cgroup id (inode) at the time of attaching: another one at this path later means that the
+    /// cgroup was recreated and has lost its programs.
+    pub id: u64,
+    links: Links,
+}
+
+/// The loaded programs and their maps. Dropping it detaches everything.
+pub struct Kernel {
+    ebpf: Ebpf,
+    table: Arc<Table>,
+    keys: HashMap<MapData, [u8; 40], u32>,
+    free_rows: Queue<MapData, u32>,
+    free_histograms: Queue<MapData, u32>,
+    policy_trie: LpmTrie<MapData, [u8; 24], u32>,
+    manual: HashMap<MapData, [u8; 24], [u64; 2]>,
+    attachments: Vec<Attachment>,
+    can_settle: bool,
+    map_memory: u64,
+}
+
+impl Kernel {
+    /// Loads the programs; nothing is attached yet. The ring is returned apart, for the thread
+    /// that reads it.
+    ///
+    /// # Errors
+    /// [`Unsupported`] (as the error's root) where the kernel lacks something.
+    pub fn load(options: LoadOptions) -> Result<(Self, RingBuf<MapData>)> {
+        let types = std::fs::read(btf::VMLINUX)
+            .map_err(|e| Unsupported::Btf { path: btf::VMLINUX, cause: e.to_string() })?;
+        let offsets = btf::Btf::parse(&types)
+            .map_err(|e| Unsupported::Btf { path: btf::VMLINUX, cause: e.to_string() })?
+            .offsets();
+        let mut ebpf = EbpfLoader::new()
+            .override_global("OFFSETS", bytemuck::bytes_of(&offsets), true)
+            .map_max_entries("KEYS", options.max_destinations)
+            .map_max_entries("ROWS", options.max_destinations + 1)
+            .map_max_entries("CONNECT_WINDOWS", options.max_destinations + 1)
+            .map_max_entries("FREE_ROWS", options.max_destinations)
+            .map_max_entries("HISTOGRAMS", options.histograms)
+            .map_max_entries("FREE_HISTOGRAMS", options.histograms)
+            .map_max_entries("POLICIES", options.policies)
+            .map_max_entries("EVENTS", options.ring_bytes)
+            .load(OBJECT)
+            .map_err(|e| refused("object", &e))?;
+
+        let rows = options.max_destinations + 1;
+        let table = Table {
+            control: mapped(&mut ebpf, "CONTROL", 1)?,
+            counters: mapped(&mut ebpf, "COUNTERS", 1)?,
+            rows: mapped(&mut ebpf, "ROWS", rows)?,
+            windows: mapped(&mut ebpf, "CONNECT_WINDOWS", rows)?,
+            histograms: mapped(&mut ebpf, "HISTOGRAMS", options.histograms)?,
+            policies: mapped(&mut ebpf, "POLICIES", options.policies)?,
+        };
+        let types = aya::Btf::from_sys_fs().context("read the kernel's type information")?;
+        let can_settle = load_programs(&mut ebpf, &types)?;
+
+        let mut free_rows: Queue<_, u32> = take(&mut ebpf, "FREE_ROWS")?.try_into()?;
+        for index in 1..rows {
+            free_rows.push(index, 0).context("fill the list of free rows")?;
+        }
+        let mut free_histograms: Queue<_, u32> = take(&mut ebpf, "FREE_HISTOGRAMS")?.try_into()?;
+        for slot in 0..options.histograms {
+            free_histograms.push(slot, 0).context("fill the list of free histograms")?;
+        }
+        let ring = RingBuf::try_from(take(&mut ebpf, "EVENTS")?).context("open the ring buffer")?;
+        let kernel = Self {
+            keys: take(&mut ebpf, "KEYS")?.try_into()?,
+            policy_trie: take(&mut ebpf, "POLICY_TRIE")?.try_into()?,
+            manual: take(&mut ebpf, "MANUAL")?.try_into()?,
+            table: Arc::new(table),
+            free_rows,
+            free_histograms,
+            attachments: Vec::new(),
+            can_settle,
+            map_memory: u64::from(options.max_destinations) * 100 + u64::from(options.ring_bytes),
+            ebpf,
+        };
+        Ok((kernel, ring))
+    }
+
+    /// The mapped arrays.
+    pub fn table(&self) -> Arc<Table> {
+        Arc::clone(&self.table)
+    }
+
+    /// Memory of all maps, bytes, estimated for those that are not mapped.
+    pub fn map_memory(&self) -> u64 {
+        self.map_memory + self.table.bytes() as u64
+    }
+
+    /// Attaches all hooks to a cgroup; on failure nothing stays attached there.
+    ///
+    /// # Errors
+    /// When the directory cannot be opened or the kernel refuses.
+    pub fn attach(&mut self, path: &Path) -> Result<()> {
+        let dir = File::open(path).with_context(|| format!("open cgroup {}", path.display()))?;
+        let id = dir.metadata().with_context(|| format!("stat cgroup {}", path.display()))?.ino();
+        let what = |hook: &str| format!("attach {hook} to cgroup {}", path.display());
+        let mode = CgroupAttachMode::Single;
+        // The followers first: a connect that passes the hook must not go unfollowed.
+        let follow = program::<SockOps>(&mut self.ebpf, "follow")?
+            .attach(&dir, mode)
+            .with_context(|| what("sock_ops"))?;
+        let release = program::<CgroupSock>(&mut self.ebpf, "release")?
+            .attach(&dir, mode)
+            .with_context(|| what("sock_release"))?;
+        let connect4 = program::<CgroupSockAddr>(&mut self.ebpf, "connect4")?
+            .attach(&dir, mode)
+            .with_context(|| what("connect4"))?;
+        let connect6 = program::<CgroupSockAddr>(&mut self.ebpf, "connect6")?
+            .attach(&dir, mode)
+            .with_context(|| what("connect6"))?;
+        let links = Links { connect4, connect6, follow, release };
+        self.attachments.push(Attachment { path: path.to_owned(), id, links });
+        Ok(())
+    }
+
+    /// What is attached.
+    pub fn attachments(&self) -> &[Attachment] {
+        &self.attachments
+    }
+
+    /// Detaches one cgroup (for one that has vanished, the kernel has done so already).
+    pub fn detach(&mut self, path: &Path) {
+        while let Some(at) = self.attachments.iter().position(|a| a.path == path) {
+            let Attachment { links, .. } = self.attachments.swap_remove(at);
+            // Enforcement goes first, then what follows connects. A link that the kernel has
+            // already dissolved is as good as detached.
+            let ebpf = &mut self.ebpf;
+            if let Ok(p) = program::<CgroupSockAddr>(ebpf, "connect4") {
+                let _ = p.detach(links.connect4);
+            }
+            if let Ok(p) = program::<CgroupSockAddr>(ebpf, "connect6") {
+                let _ = p.detach(links.connect6);
+            }
+            if let Ok(p) = program::<SockOps>(ebpf, "follow") {
+                let _ = p.detach(links.follow);
+            }
+            if let Ok(p) = program::<CgroupSock>(ebpf, "release") {
+                let _ = p.detach(links.release);
+            }
+        }
+    }
+
+    /// Whether [`Kernel::settle_namespace`] can work here.
+    pub fn can_settle(&self) -> bool {
+        self.can_settle
+    }
+
+    /// Gives TCP_USER_TIMEOUT back on every pending connect of the calling thread's network
+    /// namespace.
+    ///
+    /// # Errors
+    /// When the kernel refuses the iterator.
+    pub fn settle_namespace(&mut self) -> Result<()> {
+        let settle = program::<Iter>(&mut self.ebpf, "settle")?;
+        let link = settle.attach().context("attach iter/tcp")?;
+        let mut run = settle.take_link(link)?.into_file().context("open iter/tcp")?;
+        std::io::copy(&mut run.by_ref(), &mut std::io::sink()).context("run iter/tcp")?;
+        Ok(())
+    }
+
+    /// The index of the row that a key leads to.
+    pub fn row_of(&self, key: &DestinationKey) -> Option<u32> {
+        self.keys.get(bytemuck::cast_ref(key), 0).ok()
+    }
+
+    /// Makes a key lead nowhere; its row lives on for those who have found it already.
+    pub fn forget_key(&mut self, key: &DestinationKey) {
+        // Not there: as wanted.
+        let _ = self.keys.remove(bytemuck::cast_ref(key));
+    }
+
+    /// Returns a row to the kernel's list of free ones, emptied.
+    ///
+    /// # Errors
+    /// When the list is full, which cannot be unless a row is returned twice.
+    pub fn free_row(&mut self, index: u32) -> Result<()> {
+        self.table.free(index);
+        self.free_rows.push(index, 0).with_context(|| format!("return row {index}"))
+    }
+
+    /// Returns a histogram to the kernel's list of free ones, emptied.
+    ///
+    /// # Errors
+    /// As [`Kernel::free_row`].
+    pub fn free_histogram(&mut self, slot: u32) -> Result<()> {
+        self.table.clear_histogram(slot);
+        self.free_histograms.push(slot, 0).with_context(|| format!("return histogram {slot}"))
+    }
+
+    /// Takes a free histogram for a row that has none, if there is one.
+    pub fn take_histogram(&mut self) -> Option<u32> {
+        self.free_histograms.pop(0).ok()
+    }
+
+    /// Replaces the policies that the kernel applies to rows it creates. Rows created meanwhile
+    /// may get the old ones: the agent resolves every new row again.
+    ///
+    /// # Errors
+    /// When there are more entries than the maps hold.
+    pub fn set_policies(
+        &mut self,
+        settings: &[Settings],
+        entries: &[(PolicyKey, u32, u32)],
+    ) -> Result<()> {
+        for (index, settings) in (0..).zip(settings) {
+            self.table.set_policy(index, *settings);
+        }
+        let wanted: std::collections::HashMap<(u32, [u8; 24]), u32> = entries
+            .iter()
+            .map(|(key, prefix, policy)| ((*prefix, bytemuck::cast(*key)), *policy))
+            .collect();
+        let present: Vec<Key<[u8; 24]>> =
+            self.policy_trie.keys().collect::<Result<_, _>>().context("list the policy trie")?;
+        for ((prefix, data), policy) in &wanted {
+            self.policy_trie
+                .insert(&Key::new(*prefix, *data), policy, 0)
+                .context("enter a prefix into the policy trie")?;
+        }
+        for key in present {
+            if !wanted.contains_key(&(key.prefix_len(), key.data())) {
+                self.policy_trie.remove(&key).context("remove a prefix from the policy trie")?;
+            }
+        }
+        Ok(())
+    }
+
+    /// The state that rows of a destination get when they are created; `None` takes it away.
+    ///
+    /// # Errors
+    /// When the map is full (1,024 manual states).
+    pub fn set_manual(&mut self, key: &ManualKey, state: Option<(Verdict, Nanos)>) -> Result<()> {
+        let key: &[u8; 24] = bytemuck::cast_ref(key);
+        match state {
+            Some((verdict, until)) => self
+                .manual
+                .insert(key, [verdict.pack(), until.0], 0)
+                .context("remember a manual state"),
+            None => {
+                // Not there: as wanted.
+                let _ = self.manual.remove(key);
+                Ok(())
+            }
+        }
+    }
+}
+
+fn refused(program: &str, error: &dyn std::error::Error) -> Unsupported {
+    let mut cause = error.to_string();
+    let mut source = error.source();
+    while let Some(inner) = source {
+        cause = format!("{cause}: {inner}");
+        source = inner.source();
+    }
+    Unsupported::Program { program: program.to_owned(), cause }
+}
+
+fn load_programs(ebpf: &mut Ebpf, types: &aya::Btf) -> Result<bool> {
+    for name in ["connect4", "connect6"] {
+        program::<CgroupSockAddr>(ebpf, name)?.load().map_err(|e| refused(name, &e))?;
+    }
+    program::<SockOps>(ebpf, "follow")?.load().map_err(|e| refused("follow", &e))?;
+    program::<CgroupSock>(ebpf, "release")?.load().map_err(|e| refused("release", &e))?;
+    // An extra: without it, a pending connect keeps our timeout over a stop.
+    match program::<Iter>(ebpf, "settle")?.load("tcp", types) {
+        Ok(()) => Ok(true),
+        Err(e) => {
+            let cause = refused("settle", &e);
+            tracing::warn!("{cause}; connects pending at a stop will keep their connect timeout");
+            Ok(false)
+        }
+    }
+}
+
+fn program<'a, P>(ebpf: &'a mut Ebpf, name: &str) -> Result<&'a mut P>
+where
+    &'a mut P: TryFrom<&'a mut Program, Error = aya::programs::ProgramError>,
+{
+    let program = ebpf.program_mut(name).with_context(|| format!("find program {name}"))?;
+    program.try_into().with_context(|| format!("program {name} has another type"))
+}
+
+fn take(ebpf: &mut Ebpf, name: &str) -> Result<Map> {
+    ebpf.take_map(name).with_context(|| format!("find map {name} in the kernel object"))
+}
+
+fn mapped<T: Pod>(ebpf: &mut Ebpf, name: &str, entries: u32) -> Result<Mapped<T>> {
+    let map = ebpf.map(name).with_context(|| format!("find map {name} in the kernel object"))?;
+    let Map::Array(data) = map else { anyhow::bail!("map {name} is no array") };
+    let info = data.info().with_context(|| format!("ask about map {name}"))?;
+    anyhow::ensure!(
+        info.value_size() as usize == size_of::<T>() && info.max_entries() == entries,
+        "map {name} has another layout than this agent (ABI {ABI_VERSION}): rebuild the kernel \
+         object with `cargo xtask ebpf`"
+    );
+    Mapped::new(data.fd(), entries).with_context(|| format!("map {name} into memory"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_embedded_object_has_this_abi() {
+        let object = aya_obj::Object::parse(OBJECT).unwrap();
+        for name in ["ROWS", "CONTROL", "COUNTERS", "KEYS", "POLICIES"] {
+            assert!(object.maps.contains_key(name), "{name}");
+        }
+        assert_eq!(object.maps["ROWS"].value_size() as usize, size_of::<agent_common::Row>());
+        for name in ["connect4", "connect6", "follow", "release", "settle"] {
+            assert!(object.programs.contains_key(name), "{name}");
+        }
+    }
+}

@@ -1,0 +1,232 @@
+//! Rows, windows and the node's blocks, as shared between the kernel, the event thread and the
+//! select loop.
+
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+
+use agent_common::{
+    CallWindow, Control, Counters, Row, Settings, Verdict,
+    histogram::Histogram,
+    verdict::{STATE_HALF_OPEN, pack_probe_slots},
+};
+
+use super::mapped::Mapped;
+use crate::core::{Nanos, RowId};
+
+/// All mapped arrays. Words are written by one side each, as the ABI says at each field.
+pub struct Table {
+    pub(super) control: Mapped<Control>,
+    pub(super) counters: Mapped<Counters>,
+    pub(super) rows: Mapped<Row>,
+    pub(super) windows: Mapped<CallWindow>,
+    pub(super) histograms: Mapped<Histogram>,
+    pub(super) policies: Mapped<Settings>,
+}
+
+/// An aligned word in mapped memory.
+///
+/// # Safety
+/// `word` must point into a mapping that outlives the use.
+unsafe fn word<'a>(word: *mut u64) -> &'a AtomicU64 {
+    // SAFETY: by contract; the kernel side uses atomic instructions too.
+    unsafe { AtomicU64::from_ptr(word) }
+}
+
+/// As [`word`], 32 bits.
+///
+/// # Safety
+/// As [`word`].
+unsafe fn half<'a>(half: *mut u32) -> &'a AtomicU32 {
+    // SAFETY: by contract.
+    unsafe { AtomicU32::from_ptr(half) }
+}
+
+impl Table {
+    /// Number of rows, the `other` row (0) included.
+    pub fn len(&self) -> u32 {
+        self.rows.len()
+    }
+
+    /// Whether there are no rows; never true.
+    pub fn is_empty(&self) -> bool {
+        self.rows.is_empty()
+    }
+
+    /// Memory of the mapped arrays, bytes.
+    pub fn bytes(&self) -> usize {
+        self.control.bytes()
+            + self.counters.bytes()
+            + self.rows.bytes()
+            + self.windows.bytes()
+            + self.histograms.bytes()
+            + self.policies.bytes()
+    }
+
+    /// Writes the node's control block. Mode last, so that nothing acts on half of it.
+    pub fn write_control(&self, control: Control) {
+        let mode = control.mode;
+        if let Some(block) = self.control.get(0) {
+            // SAFETY: within the mapping.
+            unsafe {
+                half(&raw mut (*block).mode).store(agent_common::Mode::OFF, Ordering::Release);
+            }
+        }
+        self.control.write(0, Control { mode: agent_common::Mode::OFF, ..control });
+        self.set_mode(mode);
+    }
+
+    /// Switches the mode (`agent_common::Mode`).
+    pub fn set_mode(&self, mode: u32) {
+        if let Some(block) = self.control.get(0) {
+            // SAFETY: within the mapping.
+            unsafe { half(&raw mut (*block).mode).store(mode, Ordering::Release) };
+        }
+    }
+
+    /// The mode in force.
+    pub fn mode(&self) -> u32 {
+        self.control.read(0).map_or(agent_common::Mode::OFF, |control| control.mode)
+    }
+
+    /// Says that the agent is at work.
+    pub fn beat(&self, now: Nanos) {
+        if let Some(block) = self.control.get(0) {
+            // SAFETY: within the mapping.
+            unsafe { word(&raw mut (*block).heartbeat_ns).store(now.0, Ordering::Release) };
+        }
+    }
+
+    /// The node's counters.
+    pub fn counters(&self) -> Counters {
+        self.counters.read(0).unwrap_or(bytemuck::Zeroable::zeroed())
+    }
+
+    /// Events that the ring had no room for, so far.
+    pub fn lost_events(&self) -> u64 {
+        self.counters().lost_events
+    }
+
+    /// A copy of a row, whoever owns it.
+    pub fn row(&self, index: u32) -> Option<Row> {
+        self.rows.read(index)
+    }
+
+    /// A copy of a row if it still has this owner.
+    pub fn owned(&self, id: RowId) -> Option<Row> {
+        self.rows.read(id.index).filter(|row| row.incarnation == id.incarnation)
+    }
+
+    /// Rows in use: id and copy. The `other` row comes first.
+    pub fn used(&self) -> impl Iterator<Item = (RowId, Row)> + '_ {
+        (0..self.len()).filter_map(|index| {
+            let row = self.rows.get(index)?;
+            // SAFETY: within the mapping. Read one word before the whole row: most are free.
+            let created = unsafe { word(&raw mut (*row).created_ns).load(Ordering::Acquire) };
+            if index != 0 && created == 0 {
+                return None;
+            }
+            let row = self.rows.read(index)?;
+            Some((RowId { index, incarnation: row.incarnation }, row))
+        })
+    }
+
+    /// Number of the last call in the row's window, and the number of failures.
+    pub fn calls(&self, index: u32) -> (u64, u64) {
+        let Some(row) = self.rows.get(index) else { return (0, 0) };
+        // SAFETY: within the mapping.
+        unsafe {
+            (
+                word(&raw mut (*row).connect_calls).load(Ordering::Acquire),
+                word(&raw mut (*row).connect_failures).load(Ordering::Acquire),
+            )
+        }
+    }
+
+    /// A copy of the row's window of connects.
+    pub fn window(&self, index: u32) -> Option<CallWindow> {
+        self.windows.read(index)
+    }
+
+    /// A copy of a histogram by the row's `histogram` field (slot plus one).
+    pub fn histogram(&self, slot_plus_one: u32) -> Option<Histogram> {
+        self.histograms.read(slot_plus_one.checked_sub(1)?)
+    }
+
+    /// Empties a histogram before it is lent again.
+    pub fn clear_histogram(&self, slot: u32) {
+        self.histograms.write(slot, bytemuck::Zeroable::zeroed());
+    }
+
+    /// Puts a verdict in force. What belongs to it is stored first, the verdict itself last.
+    pub fn set_verdict(&self, id: RowId, verdict: Verdict, until: Nanos, probe_limit: u32) {
+        let Some(row) = self.rows.get(id.index) else { return };
+        // SAFETY: within the mapping.
+        unsafe {
+            if half(&raw mut (*row).incarnation).load(Ordering::Acquire) != id.incarnation {
+                return;
+            }
+            word(&raw mut (*row).verdict_until_ns).store(until.0, Ordering::Release);
+            if verdict.state == STATE_HALF_OPEN {
+                half(&raw mut (*row).settings.probe_limit).store(probe_limit, Ordering::Release);
+                let slots = pack_probe_slots(verdict.generation, 0);
+                word(&raw mut (*row).probe_slots).store(slots, Ordering::Release);
+            }
+            word(&raw mut (*row).verdict).store(verdict.pack(), Ordering::Release);
+        }
+    }
+
+    /// The verdict in force.
+    pub fn verdict(&self, index: u32) -> Verdict {
+        let Some(row) = self.rows.get(index) else { return Verdict::default() };
+        // SAFETY: within the mapping.
+        Verdict::unpack(unsafe { word(&raw mut (*row).verdict).load(Ordering::Acquire) })
+    }
+
+    /// Gives a row the settings of its policy. `probe_limit` is the verdict's and stays.
+    pub fn set_settings(&self, id: RowId, settings: Settings) {
+        let Some(row) = self.rows.get(id.index) else { return };
+        // SAFETY: within the mapping.
+        unsafe {
+            if half(&raw mut (*row).incarnation).load(Ordering::Acquire) != id.incarnation {
+                return;
+            }
+            let to = &raw mut (*row).settings;
+            half(&raw mut (*to).connect_timeout_ms)
+                .store(settings.connect_timeout_ms, Ordering::Release);
+            half(&raw mut (*to).syn_timeout_ticks)
+                .store(settings.syn_timeout_ticks, Ordering::Release);
+            half(&raw mut (*to).gave_up_ms).store(settings.gave_up_ms, Ordering::Release);
+            half(&raw mut (*to).policy).store(settings.policy, Ordering::Release);
+            half(&raw mut (*to).flags).store(settings.flags, Ordering::Release);
+        }
+    }
+
+    /// Sets when a program that closes an unanswered connect counts as having given up, ms.
+    pub fn set_gave_up(&self, id: RowId, ms: u32) {
+        let Some(row) = self.rows.get(id.index) else { return };
+        // SAFETY: within the mapping.
+        unsafe { half(&raw mut (*row).settings.gave_up_ms).store(ms, Ordering::Release) };
+    }
+
+    /// Settings of a policy, for rows that the kernel creates.
+    pub fn set_policy(&self, index: u32, settings: Settings) {
+        self.policies.write(index, settings);
+    }
+
+    /// Lends a histogram to a row, or takes it (`0`).
+    pub fn set_histogram(&self, id: RowId, slot_plus_one: u32) {
+        let Some(row) = self.rows.get(id.index) else { return };
+        // SAFETY: within the mapping.
+        unsafe { half(&raw mut (*row).histogram).store(slot_plus_one, Ordering::Release) };
+    }
+
+    /// Empties a row that no key leads to and no program run can hold any more. The incarnation
+    /// goes up, so that sockets stamped for the former owner count as other.
+    pub fn free(&self, index: u32) {
+        let Some(row) = self.rows.read(index) else { return };
+        let incarnation = row.incarnation.wrapping_add(1);
+        let mut empty: Row = bytemuck::Zeroable::zeroed();
+        empty.incarnation = incarnation;
+        self.rows.write(index, empty);
+        self.windows.write(index, bytemuck::Zeroable::zeroed());
+    }
+}
