@@ -1,0 +1,118 @@
+//! A configuration in the form that the kernel and the core take.
+
+use std::sync::Arc;
+
+use agent_common::{PolicyKey, Settings, row::ROW_PROTECTED, syn::first_timeout_ticks};
+
+use crate::{
+    core::{BreakerSettings, Nanos},
+    policy::{Config, Destination, Policy},
+};
+
+/// How long a probe may take beyond the connect timeout before its slot is taken back.
+const LEASE_SLACK: Nanos = Nanos::from_secs(1);
+
+/// What the machine adds to a policy's numbers.
+#[derive(Clone, Copy, Debug)]
+pub struct Ticks {
+    /// Length of a kernel tick, ns.
+    pub tick_ns: u64,
+    /// See [`crate::kernel::clock::syn_repeats_are_linear`].
+    pub syn_linear: bool,
+}
+
+/// A configuration and everything derived from it. Policies have the index that
+/// [`Config::resolve`] gives: 0 is the defaults.
+pub struct Plan {
+    /// The configuration itself.
+    pub config: Config,
+    /// By policy: for the kernel.
+    pub settings: Vec<Settings>,
+    /// By policy: for the core.
+    pub breakers: Vec<Arc<BreakerSettings>>,
+    /// By policy: the name.
+    pub names: Vec<Arc<str>>,
+    /// For the kernel's policy trie: key, prefix length, policy.
+    pub entries: Vec<(PolicyKey, u32, u32)>,
+}
+
+impl Plan {
+    /// Derives everything.
+    pub fn new(config: Config, ticks: Ticks) -> Self {
+        let policies: Vec<&Policy> =
+            std::iter::once(&config.defaults).chain(&config.policies).collect();
+        let settings =
+            (0..).zip(&policies).map(|(i, policy)| kernel_settings(policy, i, ticks)).collect();
+        let breakers = policies.iter().map(|policy| Arc::new(breaker_settings(policy))).collect();
+        let names = policies.iter().map(|policy| Arc::from(policy.name.as_str())).collect();
+        let entries = config
+            .kernel_entries()
+            .into_iter()
+            .map(|entry| (entry.key, entry.prefix_len, entry.policy))
+            .collect();
+        Self { settings, breakers, names, entries, config }
+    }
+
+    /// What holds for a destination when this workload calls it.
+    pub fn settings_for(&self, destination: &Destination, workload: &str) -> Settings {
+        let resolution = self.config.resolve(destination, None, Some(workload));
+        let mut settings = self.settings[resolution.policy];
+        if resolution.protected {
+            settings.flags |= ROW_PROTECTED;
+        }
+        settings
+    }
+
+    /// The breaker of a row with these settings. Out of range (a row of an older plan): defaults.
+    pub fn breaker(&self, policy: u32) -> &Arc<BreakerSettings> {
+        self.breakers.get(policy as usize).unwrap_or(&self.breakers[0])
+    }
+
+    /// The name of a policy.
+    pub fn name(&self, policy: u32) -> &Arc<str> {
+        self.names.get(policy as usize).unwrap_or(&self.names[0])
+    }
+}
+
+fn millis(duration: std::time::Duration) -> u32 {
+    u32::try_from(duration.as_millis()).unwrap_or(u32::MAX)
+}
+
+fn nanos(duration: std::time::Duration) -> Nanos {
+    Nanos(u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX))
+}
+
+fn kernel_settings(policy: &Policy, index: u32, ticks: Ticks) -> Settings {
+    let connect_timeout_ms = millis(policy.timeouts.connect);
+    Settings {
+        connect_timeout_ms,
+        syn_timeout_ticks: first_timeout_ticks(
+            connect_timeout_ms,
+            ticks.tick_ns,
+            ticks.syn_linear,
+        ),
+        gave_up_ms: policy.breaker.gave_up.map_or(0, millis),
+        probe_limit: policy.breaker.probes,
+        policy: index,
+        flags: 0,
+    }
+}
+
+fn breaker_settings(policy: &Policy) -> BreakerSettings {
+    let breaker = &policy.breaker;
+    BreakerSettings {
+        enabled: breaker.enabled,
+        failure_rate: breaker.failure_rate,
+        window: breaker.window,
+        window_age: nanos(breaker.window_age),
+        min_calls: breaker.min_calls,
+        consecutive_failures: breaker.consecutive_failures.unwrap_or(0),
+        cooldown: nanos(breaker.cooldown),
+        cooldown_max: nanos(breaker.cooldown_max),
+        redial: breaker.redial,
+        probes: breaker.probes,
+        successes_to_close: breaker.successes_to_close,
+        probe_lease: Nanos(nanos(policy.timeouts.connect).0.saturating_add(LEASE_SLACK.0)),
+        errno: u16::try_from(breaker.errno.number()).unwrap_or(libc::ECONNREFUSED as u16),
+    }
+}

@@ -1,0 +1,472 @@
+//! The event thread: ring in, core, verdicts out.
+//!
+//! It does nothing that may wait, and it allocates nothing per event. What takes time (names,
+//! logs, files) goes to the select loop as a [`Notice`]; if that is behind, notices are dropped
+//! and counted, verdicts are not.
+
+use std::{
+    collections::HashMap,
+    os::fd::OwnedFd,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+        mpsc as std_mpsc,
+    },
+    time::Duration,
+};
+
+use agent_common::{
+    Event as KernelEvent, EventKind, OTHER_ROW,
+    event::{OUTCOME_ABANDONED, OUTCOME_ESTABLISHED, OUTCOME_LOCAL},
+    row::ROW_PROTECTED,
+};
+use anyhow::{Context as _, Result};
+use aya::maps::{MapData, RingBuf};
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
+use tokio::sync::{mpsc, oneshot};
+
+use super::{dialer::Dial, plan::Plan, priority, reaction::Reaction};
+use crate::{
+    core::{Action, BreakerView, DialTarget, Engine, Event, Nanos, ProbeOutcome, Reason, RowId, State},
+    kernel::{Table, clock, events},
+};
+
+/// Longest sleep: the heartbeat must be much younger than [`HEARTBEAT_MAX_AGE`].
+const LONGEST_SLEEP: Duration = Duration::from_millis(500);
+/// Age at which the kernel takes the agent for dead and lets everything pass.
+pub const HEARTBEAT_MAX_AGE: Nanos = Nanos::from_secs(3);
+/// Events handled before deadlines and commands get their turn.
+const BATCH: usize = 256;
+/// Notices that may wait for the select loop.
+pub const NOTICES: usize = 16_384;
+
+/// What the select loop asks of the event thread.
+pub enum Command {
+    /// A new configuration; rows have their new settings already.
+    Plan(Arc<Plan>),
+    /// A row has got other settings.
+    Reconfigure(RowId),
+    /// An operator's order for these rows.
+    Manual(Vec<RowId>, Order),
+    /// Every breaker that is not plainly closed.
+    Views(oneshot::Sender<HashMap<RowId, BreakerView>>),
+    /// Give these rows up if they may be; answers with those that were.
+    Forget(Vec<RowId>, oneshot::Sender<Vec<RowId>>),
+    /// A redial ended.
+    DialEnded(DialTarget, bool),
+    /// End the thread.
+    Stop,
+}
+
+/// An operator's order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Order {
+    /// Refuse until then.
+    Trip(Nanos),
+    /// Let pass until then.
+    HoldClosed(Nanos),
+    /// Start anew.
+    Reset,
+}
+
+/// What the event thread tells the select loop.
+#[derive(Clone, Copy)]
+pub enum Notice {
+    /// Something from the kernel: a new row, a failure, refusals.
+    Kernel(KernelEvent),
+    /// A breaker changed state.
+    Transition {
+        /// The row.
+        row: RowId,
+        /// State before.
+        from: State,
+        /// State now.
+        to: State,
+        /// Why.
+        reason: Reason,
+        /// Generation of the verdict.
+        generation: u32,
+        /// When.
+        at: Nanos,
+    },
+}
+
+/// The select loop's end.
+pub struct Reactor {
+    commands: std_mpsc::Sender<Command>,
+    wake: Arc<OwnedFd>,
+    /// Reaction times.
+    pub reaction: Arc<Reaction>,
+    /// Notices dropped because the select loop was behind.
+    pub dropped: Arc<AtomicU64>,
+    thread: Option<std::thread::JoinHandle<()>>,
+}
+
+/// Sends commands to the event thread.
+#[derive(Clone)]
+pub struct Commander {
+    commands: std_mpsc::Sender<Command>,
+    wake: Arc<OwnedFd>,
+}
+
+impl Commander {
+    /// Sends; nothing happens once the thread has ended.
+    pub fn send(&self, command: Command) {
+        if self.commands.send(command).is_ok() {
+            let _ = rustix::io::write(&self.wake, &1_u64.to_ne_bytes());
+        }
+    }
+}
+
+impl Reactor {
+    /// Starts the thread.
+    ///
+    /// # Errors
+    /// When the system gives no thread or descriptor.
+    pub fn start(
+        ring: RingBuf<MapData>,
+        table: Arc<Table>,
+        plan: Arc<Plan>,
+        dialer: std_mpsc::Sender<Dial>,
+        seed: u64,
+    ) -> Result<(Self, mpsc::Receiver<Notice>)> {
+        let (commands, receiver) = std_mpsc::channel();
+        let (notices, notices_out) = mpsc::channel(NOTICES);
+        let wake = Arc::new(
+            eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
+                .context("make an eventfd for the event thread")?,
+        );
+        let reaction = Arc::new(Reaction::default());
+        let dropped = Arc::new(AtomicU64::new(0));
+        let lost = table.lost_events();
+        let worker = Worker {
+            ring,
+            table,
+            plan,
+            engine: Engine::new(seed),
+            commands: receiver,
+            wake: Arc::clone(&wake),
+            notices,
+            dialer,
+            reaction: Arc::clone(&reaction),
+            dropped: Arc::clone(&dropped),
+            actions: Vec::with_capacity(64),
+            dial_rows: HashMap::new(),
+            lost,
+            raised_at: Nanos(0),
+        };
+        let thread = std::thread::Builder::new()
+            .name("backstop-events".into())
+            .spawn(move || worker.run())
+            .context("start the event thread")?;
+        let reactor = Self { commands, wake, reaction, dropped, thread: Some(thread) };
+        Ok((reactor, notices_out))
+    }
+
+    /// A sender of commands.
+    pub fn commander(&self) -> Commander {
+        Commander { commands: self.commands.clone(), wake: Arc::clone(&self.wake) }
+    }
+
+    /// Ends the thread and waits for it.
+    pub fn stop(&mut self) {
+        self.commander().send(Command::Stop);
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+
+    /// Whether the thread still runs.
+    pub fn is_running(&self) -> bool {
+        self.thread.as_ref().is_some_and(|thread| !thread.is_finished())
+    }
+}
+
+impl Drop for Reactor {
+    fn drop(&mut self) {
+        self.stop();
+    }
+}
+
+struct Worker {
+    ring: RingBuf<MapData>,
+    table: Arc<Table>,
+    plan: Arc<Plan>,
+    engine: Engine,
+    commands: std_mpsc::Receiver<Command>,
+    wake: Arc<OwnedFd>,
+    notices: mpsc::Sender<Notice>,
+    dialer: std_mpsc::Sender<Dial>,
+    reaction: Arc<Reaction>,
+    dropped: Arc<AtomicU64>,
+    actions: Vec<Action>,
+    /// A row of each dial target, for its namespace and a live process.
+    dial_rows: HashMap<DialTarget, RowId>,
+    lost: u64,
+    raised_at: Nanos,
+}
+
+impl Worker {
+    fn run(mut self) {
+        if !priority::raise() {
+            tracing::info!(
+                "the event thread runs at normal priority (no CAP_SYS_NICE): reactions may take \
+                 milliseconds on a busy machine"
+            );
+        }
+        loop {
+            let now = clock::now();
+            self.table.beat(now);
+            if self.commands() {
+                return;
+            }
+            let more = self.events();
+            self.losses();
+            let now = clock::now();
+            if self.engine.next_deadline().is_some_and(|deadline| deadline <= now) {
+                self.engine.handle(Event::Deadline, now, &mut self.actions);
+                self.perform(None);
+            }
+            if !more {
+                self.sleep();
+            }
+        }
+    }
+
+    /// Waits for an event, a command or a deadline.
+    fn sleep(&mut self) {
+        let now = clock::now();
+        if priority::was_dropped() && now.0.saturating_sub(self.raised_at.0) > 1_000_000_000 {
+            self.raised_at = now;
+            priority::raise();
+        }
+        let until = self.engine.next_deadline().map_or(u64::MAX, |d| d.0.saturating_sub(now.0));
+        let wait = until.min(LONGEST_SLEEP.as_nanos() as u64);
+        let timeout = Timespec { tv_sec: 0, tv_nsec: wait as i64 };
+        let ring = aya_fd(&self.ring);
+        let mut fds =
+            [PollFd::new(&ring, PollFlags::IN), PollFd::new(&self.wake, PollFlags::IN)];
+        // Interrupted or failed: the loop looks at everything anyway.
+        let _ = poll(&mut fds, Some(&timeout));
+        if !fds[1].revents().is_empty() {
+            let mut counter = [0_u8; 8];
+            let _ = rustix::io::read(&self.wake, &mut counter);
+        }
+    }
+
+    /// Takes a batch from the ring; true when there may be more.
+    fn events(&mut self) -> bool {
+        for _ in 0..BATCH {
+            let Some(record) = self.ring.next() else { return false };
+            let event = events::decode(&record);
+            drop(record);
+            if let Some(event) = event {
+                self.event(&event);
+            }
+        }
+        true
+    }
+
+    fn event(&mut self, event: &KernelEvent) {
+        let row = RowId { index: event.row, incarnation: event.incarnation };
+        match event.kind {
+            EventKind::FAILURE => {
+                if event.seq != 0 && self.known(row) {
+                    self.calls(row);
+                    self.perform(Some(event.at_ns));
+                }
+                self.notify(Notice::Kernel(*event));
+            }
+            EventKind::PROBE_STARTED if self.known(row) => {
+                let generation = event.generation;
+                self.handle(Event::ProbeStarted { row, generation });
+            }
+            EventKind::PROBE_ENDED if self.known(row) => {
+                let outcome = match event.outcome {
+                    OUTCOME_ESTABLISHED => ProbeOutcome::Success,
+                    OUTCOME_ABANDONED | OUTCOME_LOCAL => ProbeOutcome::Returned,
+                    _ => ProbeOutcome::Failure,
+                };
+                let (last_seq, _) = self.table.calls(row.index);
+                let generation = event.generation;
+                self.handle(Event::ProbeEnded { row, generation, outcome, last_seq });
+            }
+            EventKind::ROW_CREATED | EventKind::REJECTED => self.notify(Notice::Kernel(*event)),
+            _ => {}
+        }
+    }
+
+    fn calls(&mut self, row: RowId) {
+        let (last_seq, _) = self.table.calls(row.index);
+        let Some(window) = self.table.window(row.index) else { return };
+        self.engine.handle(
+            Event::Calls { row, last_seq, window: &window },
+            clock::now(),
+            &mut self.actions,
+        );
+    }
+
+    fn handle(&mut self, event: Event<'_>) {
+        self.engine.handle(event, clock::now(), &mut self.actions);
+        self.perform(None);
+    }
+
+    /// Whether the row has a breaker; brings it into the engine if need be.
+    fn known(&mut self, row: RowId) -> bool {
+        self.engine.contains(row) || self.configure(row)
+    }
+
+    fn configure(&mut self, id: RowId) -> bool {
+        if id.index == OTHER_ROW {
+            return false;
+        }
+        let Some(row) = self.table.owned(id) else { return false };
+        if row.created_ns == 0 || row.settings.flags & ROW_PROTECTED != 0 {
+            return false;
+        }
+        let target = DialTarget::from(&row.key);
+        self.dial_rows.insert(target, id);
+        let settings = Arc::clone(self.plan.breaker(row.settings.policy));
+        let generation = agent_common::Verdict::unpack(row.verdict).generation;
+        self.handle(Event::Configure { row: id, target, settings, generation });
+        true
+    }
+
+    /// Carries out what the core decided. `since` is the kernel's time of the event behind it.
+    fn perform(&mut self, since: Option<u64>) {
+        let mut actions = std::mem::take(&mut self.actions);
+        for action in actions.drain(..) {
+            match action {
+                Action::SetVerdict { row, verdict, until, probe_limit } => {
+                    self.table.set_verdict(row, verdict, until, probe_limit);
+                    if let Some(since) = since {
+                        self.reaction.record(clock::now().0.saturating_sub(since));
+                    }
+                }
+                Action::Transition { row, from, to, reason, generation } => {
+                    let at = clock::now();
+                    self.notify(Notice::Transition { row, from, to, reason, generation, at });
+                }
+                Action::Dial { target } => self.dial(target),
+            }
+        }
+        self.actions = actions;
+    }
+
+    fn dial(&mut self, target: DialTarget) {
+        let row = self.dial_rows.get(&target).and_then(|id| self.table.owned(*id));
+        let dial = row.map(|row| Dial {
+            target,
+            netns_inode: row.netns_inode,
+            pid: row.last_pid,
+            timeout_ms: row.settings.connect_timeout_ms,
+        });
+        // A dialer that is gone, or a row that is gone: the engine writes the dial off.
+        if let Some(dial) = dial {
+            let _ = self.dialer.send(dial);
+        }
+    }
+
+    /// After lost events: look at every window with failures, so that nothing is missed.
+    fn losses(&mut self) {
+        let lost = self.table.lost_events();
+        if lost == self.lost {
+            return;
+        }
+        self.lost = lost;
+        for index in 1..self.table.len() {
+            let (_, failures) = self.table.calls(index);
+            if failures == 0 {
+                continue;
+            }
+            let Some(row) = self.table.row(index) else { continue };
+            let id = RowId { index, incarnation: row.incarnation };
+            if self.known(id) {
+                self.calls(id);
+            }
+        }
+        self.perform(None);
+    }
+
+    fn notify(&self, notice: Notice) {
+        if self.notices.try_send(notice).is_err() {
+            self.dropped.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    /// Handles waiting commands; true when the thread is to end.
+    fn commands(&mut self) -> bool {
+        while let Ok(command) = self.commands.try_recv() {
+            match command {
+                Command::Plan(plan) => {
+                    self.plan = plan;
+                    let rows: Vec<RowId> = self.engine.rows().collect();
+                    for row in rows {
+                        self.reconfigure(row);
+                    }
+                }
+                Command::Reconfigure(row) => {
+                    if self.engine.contains(row) {
+                        self.reconfigure(row);
+                    }
+                }
+                Command::Manual(rows, order) => {
+                    for row in rows {
+                        self.order(row, order);
+                    }
+                }
+                Command::Views(reply) => {
+                    let now = clock::now();
+                    let views = self
+                        .engine
+                        .rows()
+                        .filter_map(|row| Some((row, self.engine.view(row, now)?)))
+                        .collect();
+                    let _ = reply.send(views);
+                }
+                Command::Forget(mut rows, reply) => {
+                    rows.retain(|row| self.engine.evictable(*row));
+                    for row in &rows {
+                        self.handle(Event::Forget { row: *row });
+                        self.dial_rows.retain(|_, of| of != row);
+                    }
+                    let _ = reply.send(rows);
+                }
+                Command::DialEnded(target, success) => {
+                    self.handle(Event::DialEnded { target, success });
+                }
+                Command::Stop => return true,
+            }
+        }
+        false
+    }
+
+    /// A row's policy or its numbers changed. One that is protected now is given up.
+    fn reconfigure(&mut self, row: RowId) {
+        if !self.configure(row) {
+            let (last_seq, _) = self.table.calls(row.index);
+            self.handle(Event::Reset { row, last_seq });
+            self.handle(Event::Forget { row });
+        }
+    }
+
+    fn order(&mut self, row: RowId, order: Order) {
+        if !self.known(row) {
+            return;
+        }
+        let (last_seq, _) = self.table.calls(row.index);
+        self.handle(match order {
+            Order::Trip(until) => Event::Trip { row, until, last_seq },
+            Order::HoldClosed(until) => Event::HoldClosed { row, until, last_seq },
+            Order::Reset => Event::Reset { row, last_seq },
+        });
+    }
+}
+
+/// The ring's descriptor in a form that `poll` takes.
+fn aya_fd(ring: &RingBuf<MapData>) -> std::os::fd::BorrowedFd<'_> {
+    use std::os::fd::{AsRawFd as _, BorrowedFd};
+    // SAFETY: the ring keeps its descriptor open as long as it is borrowed.
+    unsafe { BorrowedFd::borrow_raw(ring.as_raw_fd()) }
+}
+
