@@ -1,12 +1,41 @@
-//! The pure state machines.
-/// ns
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
-pub struct Nanos(pub u64);
-/// row
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct RowId {
-    /// i
-    pub index: u32,
-    /// n
-    pub incarnation: u32,
-}
+//! The circuit breakers, as pure state machines.
+//!
+//! This module decides and does nothing else: no clock, no I/O, no randomness of its own, no
+//! threads, no logging. Time comes in as [`Nanos`], jitter from a seed, what was seen as
+//! [`Event`]s; what is to be done goes out as [`Action`]s, each with its reason. The same events at
+//! the same times therefore always give the same actions, which is what the tests, and later
+//! `backstop replay`, rest on.
+//!
+//! ```text
+//! shell ── Event, now ──► Engine ──► Breaker (one per row)  ──► Action ──► shell
+//!                           │          └─ window::evaluate (reads the kernel's ring of calls)
+//!                           ├─ timers (one entry per breaker)
+//!                           └─ Redial (one schedule per dialled address)
+//! ```
+//!
+//! Events are hints: any of them may be lost, repeated or late, and every state still has a way
+//! back to closed that needs nothing but [`Event::Deadline`] and a destination that works. The
+//! calls themselves lie in kernel memory ([`agent_common::CallWindow`]) and are read when a hint
+//! says that something failed.
+
+mod api;
+mod breaker;
+mod engine;
+mod redial;
+mod rng;
+mod settings;
+mod state;
+mod time;
+pub mod window;
+
+pub use api::{Action, BreakerView, DialTarget, Event, ProbeOutcome, RowId};
+pub use breaker::VERDICT_SLACK;
+pub use engine::Engine;
+pub use redial::{DIAL_WRITE_OFF, MAX_DIALS_PER_SECOND};
+pub use settings::BreakerSettings;
+pub use state::{Reason, ReasonKind, State, WindowKind};
+pub use time::Nanos;
+pub use window::WindowStats;
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,200 @@
+//! What goes in and out of the [`Engine`](super::Engine).
+
+use std::sync::Arc;
+
+use agent_common::{CallWindow, DestinationKey, Verdict};
+
+use super::{BreakerSettings, Nanos, Reason, State};
+
+/// A row of the kernel's table. The incarnation tells owners of one index apart: an event about a
+/// former owner finds no breaker.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct RowId {
+    /// Index in the table.
+    pub index: u32,
+    /// The row's incarnation ([`agent_common::Row::incarnation`]).
+    pub incarnation: u32,
+}
+
+/// What a redial connects to. Rows of different workloads share it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct DialTarget {
+    /// Network namespace to dial from, as in [`DestinationKey`].
+    pub netns_cookie: u64,
+    /// Address in 16-byte form.
+    pub addr: [u8; 16],
+    /// Interface of a link-local address, else 0.
+    pub ifindex: u32,
+    /// TCP port, network order.
+    pub port_be: u16,
+}
+
+impl From<&DestinationKey> for DialTarget {
+    fn from(key: &DestinationKey) -> Self {
+        Self {
+            netns_cookie: key.netns_cookie,
+            addr: key.addr,
+            ifindex: key.ifindex,
+            port_be: key.port_be,
+        }
+    }
+}
+
+/// How a probe ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum ProbeOutcome {
+    /// Established.
+    Success,
+    /// A failure of the destination.
+    Failure,
+    /// Abandoned, or never sent: says nothing, and the kernel has given its slot back already.
+    Returned,
+}
+
+/// Something that happened. Any event may be lost, repeated, late or about an unknown row.
+///
+/// `last_seq` is the row's count of calls ([`agent_common::Row::connect_calls`]) when the shell
+/// handles the event, and `generation` that of the verdict under which the connect began.
+pub enum Event<'a> {
+    /// A row is seen for the first time, or its policy changed. Also brings back a breaker that
+    /// was dropped for being quiet, so it comes before any other event of an unknown row.
+    Configure {
+        /// The row.
+        row: RowId,
+        /// What a redial connects to.
+        target: DialTarget,
+        /// The policy's numbers.
+        settings: Arc<BreakerSettings>,
+        /// Generation of the verdict in the row now, so that numbering goes on from there. Not
+        /// looked at when the breaker is known.
+        generation: u32,
+    },
+    /// Something failed, or may have: look at the window.
+    Calls {
+        /// The row.
+        row: RowId,
+        /// Sequence number of its last call.
+        last_seq: u64,
+        /// Its calls.
+        window: &'a CallWindow,
+    },
+    /// A connect claimed a probe slot.
+    ProbeStarted {
+        /// The row.
+        row: RowId,
+        /// Generation of its verdict.
+        generation: u32,
+    },
+    /// A probe ended.
+    ProbeEnded {
+        /// The row.
+        row: RowId,
+        /// Generation of its verdict.
+        generation: u32,
+        /// How it ended.
+        outcome: ProbeOutcome,
+        /// Sequence number of the row's last call.
+        last_seq: u64,
+    },
+    /// The answer to [`Action::Dial`].
+    DialEnded {
+        /// What was dialled.
+        target: DialTarget,
+        /// Whether a connection was established.
+        success: bool,
+    },
+    /// An operator wants every connect refused.
+    Trip {
+        /// The row.
+        row: RowId,
+        /// Until when.
+        until: Nanos,
+        /// Sequence number of the row's last call.
+        last_seq: u64,
+    },
+    /// An operator wants every connect to pass.
+    HoldClosed {
+        /// The row.
+        row: RowId,
+        /// Until when.
+        until: Nanos,
+        /// Sequence number of the row's last call.
+        last_seq: u64,
+    },
+    /// An operator wants the breaker to start anew: window, cooldown growth and manual state.
+    Reset {
+        /// The row.
+        row: RowId,
+        /// Sequence number of the row's last call.
+        last_seq: u64,
+    },
+    /// The row is given up (evicted): nothing may come out for it any more.
+    Forget {
+        /// The row.
+        row: RowId,
+    },
+    /// Time passed: [`Engine::next_deadline`](super::Engine::next_deadline) may have come.
+    Deadline,
+}
+
+/// Something to be done, in the order given.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Action {
+    /// Write a verdict. For a half-open one, first write `pack_probe_slots(generation, 0)`.
+    SetVerdict {
+        /// The row.
+        row: RowId,
+        /// The verdict; its generation is one more than that of the verdict before.
+        verdict: Verdict,
+        /// When the kernel lets pass by itself, should the agent be stuck. Zero for verdicts that
+        /// let everything pass.
+        until: Nanos,
+        /// Probe slots of the policy; they matter while half-open.
+        probe_limit: u32,
+    },
+    /// The state changed; to be logged, counted and published.
+    Transition {
+        /// The row.
+        row: RowId,
+        /// State before.
+        from: State,
+        /// State now.
+        to: State,
+        /// Why. Of kind `None` where it is no trip: cooldown ended, redial answered, probes
+        /// succeeded, manual state ended, reset, breaker switched off.
+        reason: Reason,
+        /// Generation of the verdict that goes with it.
+        generation: u32,
+    },
+    /// Connect to the target and answer with [`Event::DialEnded`] within
+    /// [`DIAL_WRITE_OFF`](super::DIAL_WRITE_OFF).
+    Dial {
+        /// What to dial.
+        target: DialTarget,
+    },
+}
+
+/// A breaker as `status` shows it.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct BreakerView {
+    /// Its state.
+    pub state: State,
+    /// When it came into that state (or was first seen).
+    pub since: Nanos,
+    /// Why it is not closed; kept through half-open; [`Reason::NONE`] while closed.
+    pub reason: Reason,
+    /// End of the cooldown, while open.
+    pub next_probe_at: Option<Nanos>,
+    /// Generation of the verdict in force.
+    pub generation: u32,
+    /// Next dial by the agent, while it dials; not before `now`, later if the node's limit is
+    /// reached.
+    pub next_redial_at: Option<Nanos>,
+    /// End of a manual state.
+    pub manual_until: Option<Nanos>,
+    /// Length of the next cooldown, before jitter.
+    pub cooldown: Nanos,
+    /// Calls up to this number do not count, see
+    /// [`Engine::window_stats`](super::Engine::window_stats).
+    pub floor_seq: u64,
+}

@@ -1,0 +1,447 @@
+//! One breaker.
+//!
+//! ```text
+//!            window trips                    cooldown ends, or a redial is answered
+//!   Closed ───────────────► Open ─────────────────────────────────────────► HalfOpen ─┐ next round
+//!     ▲                      ▲                                                │  │ ▲  │ (all slots
+//!     │                      └──────────────── a probe fails ─────────────────┘  │ └──┘ used, or
+//!     │                                                                          │      lease over)
+//!     └──────────────────────── successes_to_close probes succeed ───────────────┘
+//!
+//!   any state ── Trip ──► ForcedOpen ──┐
+//!   any state ── HoldClosed ──► ForcedClosed ──┴─ its time ends ──► Closed
+//!   any state ── Reset ──► Closed            Open, HalfOpen ── switched off ──► Closed
+//! ```
+//!
+//! What each transition does to numbers:
+//!
+//! | to | verdict | window | cooldown | successes |
+//! | --- | --- | --- | --- | --- |
+//! | Open by trip | generation + 1, until cooldown end + slack | kept: nothing is added while open, since the kernel adds only outcomes of the current generation | as it is | 0 |
+//! | HalfOpen | generation + 1 | probes are added to it, but nothing is judged by it | as it is | 0 |
+//! | HalfOpen, next round | generation + 1, all slots free | as above | as it is | kept |
+//! | Open by failed probe | generation + 1, until cooldown end + slack | kept | doubled up to its maximum, jittered by 10 % | 0 |
+//! | Closed | generation + 1 | empty: the floor is the last call so far | as it is; then halved for each full cooldown spent closed, down to the base | 0 |
+//! | ForcedOpen, ForcedClosed | generation + 1 | empty when it ends | as it is | 0 |
+//! | Closed by reset | generation + 1, unless it was closed | empty | base | 0 |
+//!
+//! Counters of the row (attempts, failures, ...) are the kernel's and are never touched.
+//!
+//! *Leases.* Probe slots are claimed by the kernel, and news of them may be lost. A half-open round
+//! therefore ends when nothing was heard for a lease, and after four leases in any case: then a
+//! fresh half-open verdict frees all slots. Successes count on across rounds, else a destination
+//! that is called less often than once a lease would never close.
+
+use std::sync::Arc;
+
+use agent_common::{CallWindow, Verdict};
+
+use super::rng::SplitMix64;
+use super::window::{WindowStats, evaluate_since};
+use super::{
+    Action, BreakerSettings, DialTarget, Nanos, ProbeOutcome, Reason, RowId, State, WindowKind,
+};
+
+/// An open verdict outlives its cooldown by this much: time for the agent to replace it, after
+/// which the kernel lets everything pass.
+pub const VERDICT_SLACK: Nanos = Nanos::from_secs(5);
+
+/// Longest half-open round, in leases: no slot stays lost for longer, whatever else is heard.
+const ROUND_LEASES: u64 = 4;
+
+/// Jitter of a cooldown after a failed probe.
+const COOLDOWN_JITTER_PERCENT: u64 = 10;
+
+/// What a step needs beside the breaker.
+pub(super) struct Step<'a> {
+    pub(super) row: RowId,
+    pub(super) now: Nanos,
+    pub(super) rng: &'a mut SplitMix64,
+    pub(super) out: &'a mut Vec<Action>,
+}
+
+/// A breaker. Every method is one event; each looks at every state.
+pub(super) struct Breaker {
+    settings: Arc<BreakerSettings>,
+    target: DialTarget,
+    state: State,
+    since: Nanos,
+    reason: Reason,
+    generation: u32,
+    /// Open: cooldown end. ForcedOpen, ForcedClosed: end of the manual state. Else unused.
+    until: Nanos,
+    /// Next cooldown without jitter: between the base and the maximum.
+    cooldown: Nanos,
+    /// Closed with a grown cooldown: when it is halved next.
+    decay_at: Nanos,
+    /// HalfOpen: successes in a row.
+    successes: u32,
+    /// HalfOpen: slots of this round whose probes succeeded.
+    used: u32,
+    /// HalfOpen: when this round began.
+    round_since: Nanos,
+    /// HalfOpen: last news of a probe (or the round's begin). Closed: last time that something
+    /// spoke for keeping the breaker in memory.
+    heard: Nanos,
+    /// When it last left Closed by a trip: begin of the outage.
+    outage_since: Nanos,
+    /// Highest sequence number heard of.
+    last_seq: u64,
+    /// Calls up to this number do not count.
+    floor_seq: u64,
+    /// Calls before this do not count either: set where closing came without a sequence number.
+    floor_at: Nanos,
+}
+
+impl Breaker {
+    pub(super) fn new(
+        target: DialTarget,
+        settings: Arc<BreakerSettings>,
+        generation: u32,
+        now: Nanos,
+    ) -> Self {
+        Self {
+            cooldown: settings.cooldown,
+            settings,
+            target,
+            state: State::Closed,
+            since: now,
+            reason: Reason::NONE,
+            generation,
+            until: Nanos::ZERO,
+            decay_at: Nanos::ZERO,
+            successes: 0,
+            used: 0,
+            round_since: Nanos::ZERO,
+            heard: now,
+            outage_since: Nanos::ZERO,
+            last_seq: 0,
+            floor_seq: 0,
+            floor_at: Nanos::ZERO,
+        }
+    }
+
+    // --- what it is
+
+    pub(super) fn state(&self) -> State {
+        self.state
+    }
+
+    pub(super) fn since(&self) -> Nanos {
+        self.since
+    }
+
+    pub(super) fn reason(&self) -> Reason {
+        self.reason
+    }
+
+    pub(super) fn generation(&self) -> u32 {
+        self.generation
+    }
+
+    pub(super) fn target(&self) -> DialTarget {
+        self.target
+    }
+
+    pub(super) fn cooldown(&self) -> Nanos {
+        self.cooldown
+    }
+
+    pub(super) fn floor_seq(&self) -> u64 {
+        self.floor_seq
+    }
+
+    pub(super) fn outage_since(&self) -> Nanos {
+        self.outage_since
+    }
+
+    /// End of the cooldown.
+    pub(super) fn next_probe_at(&self) -> Option<Nanos> {
+        (self.state == State::Open).then_some(self.until)
+    }
+
+    /// End of the manual state.
+    pub(super) fn manual_until(&self) -> Option<Nanos> {
+        matches!(self.state, State::ForcedOpen | State::ForcedClosed).then_some(self.until)
+    }
+
+    /// Whether the agent should dial: open, because of connects, and the policy says so.
+    pub(super) fn wants_redial(&self) -> bool {
+        self.state == State::Open
+            && self.reason.window == WindowKind::Connects
+            && self.settings.redial
+    }
+
+    /// When time alone changes something.
+    pub(super) fn deadline(&self) -> Nanos {
+        match self.state {
+            State::Closed if self.cooldown > self.settings.cooldown => self.decay_at,
+            // A call exactly `window_age` old still counts.
+            State::Closed => self.heard + self.settings.window_age + Nanos(1),
+            State::Open | State::ForcedOpen | State::ForcedClosed => self.until,
+            State::HalfOpen => self.lease_end(),
+        }
+    }
+
+    /// Whether nothing would be lost by dropping it: closed, cooldown at its base, and whatever it
+    /// had heard of (failures, the floor) is too old to count.
+    pub(super) fn is_quiet(&self, now: Nanos) -> bool {
+        self.state == State::Closed
+            && self.cooldown <= self.settings.cooldown
+            && now - self.heard > self.settings.window_age
+    }
+
+    /// The window as this breaker judges it.
+    pub(super) fn window_stats(
+        &self,
+        window: &CallWindow,
+        last_seq: u64,
+        now: Nanos,
+    ) -> WindowStats {
+        evaluate_since(
+            window,
+            last_seq,
+            self.floor_seq,
+            self.floor_at,
+            now,
+            &self.settings,
+        )
+    }
+
+    // --- what happens to it
+
+    /// Changed numbers apply from now on; the state stays, and a cooldown that runs ends as it
+    /// would have. Switched off: an open or half-open breaker closes.
+    pub(super) fn configure(
+        &mut self,
+        target: DialTarget,
+        settings: Arc<BreakerSettings>,
+        step: &mut Step<'_>,
+    ) {
+        let old = std::mem::replace(&mut self.settings, settings);
+        self.target = target;
+        // Growth is kept within the new bounds; without growth the new base applies.
+        self.cooldown = if self.cooldown <= old.cooldown {
+            self.settings.cooldown
+        } else {
+            self.cooldown
+                .clamp(self.settings.cooldown, self.settings.cooldown_cap())
+        };
+        match self.state {
+            State::Closed => self.heard = step.now,
+            State::Open | State::HalfOpen if !self.settings.enabled => self.close(None, step),
+            State::HalfOpen if old.errno != self.settings.errno => self.begin_round(step),
+            State::Open | State::ForcedOpen if old.errno != self.settings.errno => {
+                self.set_verdict(self.until + VERDICT_SLACK, step);
+            }
+            State::Open | State::HalfOpen | State::ForcedOpen | State::ForcedClosed => {}
+        }
+    }
+
+    /// Something may have failed.
+    pub(super) fn calls(&mut self, last_seq: u64, window: &CallWindow, step: &mut Step<'_>) {
+        self.note_seq(last_seq);
+        match self.state {
+            State::Closed => {
+                let stats = self.window_stats(window, last_seq, step.now);
+                if stats.failures > 0 || stats.consecutive > 0 {
+                    self.heard = step.now;
+                }
+                if let Some(reason) = stats.trip {
+                    self.outage_since = step.now;
+                    self.open(self.cooldown, reason, step);
+                }
+            }
+            // The probe's own report decides.
+            State::HalfOpen => {}
+            State::Open | State::ForcedOpen | State::ForcedClosed => {}
+        }
+    }
+
+    /// A probe slot was claimed.
+    pub(super) fn probe_started(&mut self, generation: u32, step: &mut Step<'_>) {
+        match self.state {
+            State::HalfOpen if generation == self.generation => self.heard = step.now,
+            State::HalfOpen
+            | State::Closed
+            | State::Open
+            | State::ForcedOpen
+            | State::ForcedClosed => {}
+        }
+    }
+
+    /// A probe ended.
+    pub(super) fn probe_ended(
+        &mut self,
+        generation: u32,
+        outcome: ProbeOutcome,
+        last_seq: u64,
+        step: &mut Step<'_>,
+    ) {
+        self.note_seq(last_seq);
+        match (self.state, outcome) {
+            (State::HalfOpen, _) if generation != self.generation => {}
+            (State::HalfOpen, ProbeOutcome::Success) => {
+                self.heard = step.now;
+                self.successes += 1;
+                self.used += 1;
+                if self.successes >= self.settings.successes_needed() {
+                    self.close(Some(last_seq), step);
+                } else if self.used >= self.settings.probe_limit() {
+                    self.begin_round(step);
+                }
+            }
+            (State::HalfOpen, ProbeOutcome::Failure) => {
+                self.cooldown = self.cooldown.times(2).min(self.settings.cooldown_cap());
+                let cooldown = step
+                    .rng
+                    .jitter(self.cooldown, COOLDOWN_JITTER_PERCENT)
+                    .min(self.settings.cooldown_cap());
+                let reason = Reason::probe_failed(self.reason.window);
+                self.open(cooldown, reason, step);
+            }
+            (State::HalfOpen, ProbeOutcome::Returned) => self.heard = step.now,
+            (State::Closed | State::Open | State::ForcedOpen | State::ForcedClosed, _) => {}
+        }
+    }
+
+    /// A dial of the agent was answered.
+    pub(super) fn redial_answered(&mut self, step: &mut Step<'_>) {
+        if self.wants_redial() {
+            self.half_open(step);
+        }
+    }
+
+    /// An operator's word: `to` is one of the forced states.
+    pub(super) fn force(&mut self, to: State, until: Nanos, last_seq: u64, step: &mut Step<'_>) {
+        self.note_seq(last_seq);
+        self.until = until;
+        self.successes = 0;
+        self.enter(to, Reason::MANUAL, until + VERDICT_SLACK, step);
+    }
+
+    /// Starts anew.
+    pub(super) fn reset(&mut self, last_seq: u64, step: &mut Step<'_>) {
+        self.cooldown = self.settings.cooldown;
+        match self.state {
+            State::Closed => self.empty_window(Some(last_seq), step.now),
+            State::Open | State::HalfOpen | State::ForcedOpen | State::ForcedClosed => {
+                self.close(Some(last_seq), step);
+            }
+        }
+    }
+
+    /// What time alone does. Safe to call at any time.
+    pub(super) fn tick(&mut self, step: &mut Step<'_>) {
+        match self.state {
+            // At most 64 times: halving ends at the base or at nothing.
+            State::Closed => {
+                while self.cooldown > self.settings.cooldown && step.now >= self.decay_at {
+                    self.cooldown = self.cooldown.half().max(self.settings.cooldown);
+                    self.decay_at = self.decay_at + self.cooldown;
+                }
+            }
+            State::Open if step.now >= self.until => self.half_open(step),
+            State::HalfOpen if step.now >= self.lease_end() => self.begin_round(step),
+            State::ForcedOpen | State::ForcedClosed if step.now >= self.until => {
+                self.close(None, step);
+            }
+            State::Open | State::HalfOpen | State::ForcedOpen | State::ForcedClosed => {}
+        }
+    }
+
+    // --- how it moves
+
+    fn open(&mut self, cooldown: Nanos, reason: Reason, step: &mut Step<'_>) {
+        self.until = step.now + cooldown;
+        self.successes = 0;
+        self.enter(State::Open, reason, self.until + VERDICT_SLACK, step);
+    }
+
+    fn half_open(&mut self, step: &mut Step<'_>) {
+        self.successes = 0;
+        let opened_for = self.reason;
+        let verdict_until = self.start_round(step.now);
+        self.enter(State::HalfOpen, Reason::NONE, verdict_until, step);
+        // Half-open still shows why it opened.
+        self.reason = opened_for;
+    }
+
+    /// A fresh half-open verdict: all slots are free, late probes of the round before are void.
+    fn begin_round(&mut self, step: &mut Step<'_>) {
+        let verdict_until = self.start_round(step.now);
+        self.set_verdict(verdict_until, step);
+    }
+
+    fn start_round(&mut self, now: Nanos) -> Nanos {
+        self.used = 0;
+        self.round_since = now;
+        self.heard = now;
+        self.round_end() + VERDICT_SLACK
+    }
+
+    fn round_end(&self) -> Nanos {
+        self.round_since + self.settings.lease().times(ROUND_LEASES)
+    }
+
+    fn lease_end(&self) -> Nanos {
+        (self.heard + self.settings.lease()).min(self.round_end())
+    }
+
+    fn close(&mut self, last_seq: Option<u64>, step: &mut Step<'_>) {
+        self.empty_window(last_seq, step.now);
+        self.successes = 0;
+        self.decay_at = step.now + self.cooldown;
+        self.enter(State::Closed, Reason::NONE, Nanos::ZERO, step);
+    }
+
+    /// Nothing that happened until now counts any more. Without a sequence number, time decides.
+    fn empty_window(&mut self, last_seq: Option<u64>, now: Nanos) {
+        if let Some(seq) = last_seq {
+            self.note_seq(seq);
+        }
+        self.floor_seq = self.last_seq;
+        self.floor_at = if last_seq.is_some() { Nanos::ZERO } else { now };
+        self.heard = now;
+    }
+
+    fn enter(&mut self, to: State, reason: Reason, verdict_until: Nanos, step: &mut Step<'_>) {
+        let from = std::mem::replace(&mut self.state, to);
+        self.reason = reason;
+        self.set_verdict(verdict_until, step);
+        // A manual state that is prolonged is no transition.
+        if from != to {
+            self.since = step.now;
+            step.out.push(Action::Transition {
+                row: step.row,
+                from,
+                to,
+                reason,
+                generation: self.generation,
+            });
+        }
+    }
+
+    fn set_verdict(&mut self, until: Nanos, step: &mut Step<'_>) {
+        self.generation = self.generation.wrapping_add(1);
+        let until = if self.state.refuses() {
+            until
+        } else {
+            Nanos::ZERO
+        };
+        step.out.push(Action::SetVerdict {
+            row: step.row,
+            verdict: Verdict {
+                generation: self.generation,
+                errno: self.settings.errno,
+                state: self.state.verdict_state(),
+            },
+            until,
+            probe_limit: self.settings.probe_limit(),
+        });
+    }
+
+    fn note_seq(&mut self, seq: u64) {
+        self.last_seq = self.last_seq.max(seq);
+    }
+}

@@ -1,0 +1,326 @@
+//! All breakers, their timers and the dial schedules.
+//!
+//! Cost: an event is a hash look-up, the breaker's step (128 window entries at most), and where its
+//! timer moves forward, two operations on an ordered set. A timer that moves back is left where it
+//! is and set anew when it fires, so traffic that fails now and then moves nothing. One call handles
+//! at most [`MAX_DUE_PER_CALL`] timers; what is left shows in [`Engine::next_deadline`].
+//!
+//! Order does not depend on hash maps: they are looked up in, never walked.
+
+use std::collections::{BTreeSet, HashMap};
+
+use agent_common::CallWindow;
+
+use super::breaker::{Breaker, Step};
+use super::redial::Redial;
+use super::rng::SplitMix64;
+use super::{Action, BreakerView, DialTarget, Event, Nanos, RowId, State, WindowStats};
+
+/// Timers handled by one [`Event::Deadline`], and dials as well.
+const MAX_DUE_PER_CALL: usize = 512;
+
+/// The breakers of a node.
+pub struct Engine {
+    /// By index: an index has one owner at a time.
+    breakers: HashMap<u32, Slot>,
+    /// One entry per breaker, at its deadline or before.
+    timers: BTreeSet<(Nanos, u32)>,
+    redial: Redial,
+    rng: SplitMix64,
+    /// Latest time seen: an earlier one is taken for this.
+    now: Nanos,
+    /// Row indices of the call under way; kept for its capacity.
+    scratch: Vec<u32>,
+}
+
+struct Slot {
+    incarnation: u32,
+    breaker: Breaker,
+    /// Its entry in `timers`.
+    timer: Option<Nanos>,
+    /// The target it waits for in `redial`.
+    waits_for: Option<DialTarget>,
+}
+
+impl Engine {
+    /// An engine without breakers; all jitter comes from the seed.
+    pub fn new(seed: u64) -> Self {
+        Self {
+            breakers: HashMap::new(),
+            timers: BTreeSet::new(),
+            redial: Redial::default(),
+            rng: SplitMix64::new(seed),
+            now: Nanos::ZERO,
+            scratch: Vec::new(),
+        }
+    }
+
+    /// Handles one event and appends what is to be done.
+    ///
+    /// A row's own timer is looked at before its event, so an event that comes after a deadline
+    /// meets the state after it. Time that goes backwards stands still instead.
+    pub fn handle(&mut self, event: Event<'_>, now: Nanos, out: &mut Vec<Action>) {
+        self.now = self.now.max(now);
+        match event {
+            Event::Configure {
+                row,
+                target,
+                settings,
+                generation,
+            } => {
+                if !self.make_room(row) {
+                    return;
+                }
+                if self.contains(row) {
+                    self.step(row, out, |b, step| b.configure(target, settings, step));
+                    return;
+                }
+                let breaker = Breaker::new(target, settings, generation, self.now);
+                self.breakers.insert(
+                    row.index,
+                    Slot {
+                        incarnation: row.incarnation,
+                        breaker,
+                        timer: None,
+                        waits_for: None,
+                    },
+                );
+                self.settle(row.index);
+            }
+            Event::Calls {
+                row,
+                last_seq,
+                window,
+            } => self.step(row, out, |b, step| b.calls(last_seq, window, step)),
+            Event::ProbeStarted { row, generation } => {
+                self.step(row, out, |b, step| b.probe_started(generation, step));
+            }
+            Event::ProbeEnded {
+                row,
+                generation,
+                outcome,
+                last_seq,
+            } => self.step(row, out, |b, step| {
+                b.probe_ended(generation, outcome, last_seq, step);
+            }),
+            Event::DialEnded { target, success } => self.dial_ended(target, success, out),
+            Event::Trip {
+                row,
+                until,
+                last_seq,
+            } => self.step(row, out, |b, step| {
+                b.force(State::ForcedOpen, until, last_seq, step);
+            }),
+            Event::HoldClosed {
+                row,
+                until,
+                last_seq,
+            } => self.step(row, out, |b, step| {
+                b.force(State::ForcedClosed, until, last_seq, step);
+            }),
+            Event::Reset { row, last_seq } => {
+                self.step(row, out, |b, step| b.reset(last_seq, step));
+            }
+            Event::Forget { row } => {
+                if self.slot(row).is_some() {
+                    self.remove(row.index);
+                }
+            }
+            Event::Deadline => self.deadline(out),
+        }
+    }
+
+    /// When [`Event::Deadline`] is to be handled next; `None`: not before another event. May be
+    /// early (then that call does nothing), never late; in the past when one call was not enough.
+    pub fn next_deadline(&self) -> Option<Nanos> {
+        let timer = self.timers.first().map(|&(at, _)| at);
+        let redial = self.redial.next_deadline();
+        [timer, redial].into_iter().flatten().min()
+    }
+
+    /// Whether the row has a breaker in memory. If not, [`Event::Configure`] has to come first.
+    pub fn contains(&self, row: RowId) -> bool {
+        self.slot(row).is_some()
+    }
+
+    /// A row's breaker, or `None` when it has none in memory and is therefore closed.
+    pub fn view(&self, row: RowId, now: Nanos) -> Option<BreakerView> {
+        let slot = self.slot(row)?;
+        let b = &slot.breaker;
+        let next_redial_at = slot
+            .waits_for
+            .and_then(|target| self.redial.next_dial(target))
+            .map(|at| at.max(now));
+        Some(BreakerView {
+            state: b.state(),
+            since: b.since(),
+            reason: b.reason(),
+            next_probe_at: b.next_probe_at(),
+            generation: b.generation(),
+            next_redial_at,
+            manual_until: b.manual_until(),
+            cooldown: b.cooldown(),
+            floor_seq: b.floor_seq(),
+        })
+    }
+
+    /// The row's window as its breaker would judge it at `now`; `None` when it has none in memory
+    /// (then [`evaluate`](super::window::evaluate) with a floor of 0 says the same).
+    pub fn window_stats(
+        &self,
+        row: RowId,
+        window: &CallWindow,
+        last_seq: u64,
+        now: Nanos,
+    ) -> Option<WindowStats> {
+        let slot = self.slot(row)?;
+        Some(slot.breaker.window_stats(window, last_seq, now))
+    }
+
+    /// Whether the row may be evicted: closed, by itself. Open, half-open and forced ones may not.
+    pub fn evictable(&self, row: RowId) -> bool {
+        self.slot(row)
+            .is_none_or(|slot| slot.breaker.state() == State::Closed)
+    }
+
+    fn slot(&self, row: RowId) -> Option<&Slot> {
+        self.breakers
+            .get(&row.index)
+            .filter(|slot| slot.incarnation == row.incarnation)
+    }
+
+    /// Gives up a former owner of the row's index. False when the row itself is a former owner.
+    fn make_room(&mut self, row: RowId) -> bool {
+        let Some(slot) = self.breakers.get(&row.index) else {
+            return true;
+        };
+        if slot.incarnation == row.incarnation {
+            return true;
+        }
+        // Incarnations wrap: the newer one is less than half the circle ahead.
+        let newer = row.incarnation.wrapping_sub(slot.incarnation) < 1 << 31;
+        if newer {
+            self.remove(row.index);
+        }
+        newer
+    }
+
+    /// Ticks a row's breaker, lets it handle an event and keeps timer and schedule in line.
+    fn step(
+        &mut self,
+        row: RowId,
+        out: &mut Vec<Action>,
+        event: impl FnOnce(&mut Breaker, &mut Step<'_>),
+    ) {
+        let Some(slot) = self
+            .breakers
+            .get_mut(&row.index)
+            .filter(|slot| slot.incarnation == row.incarnation)
+        else {
+            return;
+        };
+        let mut step = Step {
+            row,
+            now: self.now,
+            rng: &mut self.rng,
+            out,
+        };
+        slot.breaker.tick(&mut step);
+        event(&mut slot.breaker, &mut step);
+        self.settle(row.index);
+    }
+
+    fn step_index(
+        &mut self,
+        index: u32,
+        out: &mut Vec<Action>,
+        event: impl FnOnce(&mut Breaker, &mut Step<'_>),
+    ) {
+        if let Some(slot) = self.breakers.get(&index) {
+            let incarnation = slot.incarnation;
+            self.step(RowId { index, incarnation }, out, event);
+        }
+    }
+
+    fn dial_ended(&mut self, target: DialTarget, success: bool, out: &mut Vec<Action>) {
+        self.redial.ended(target);
+        if !success {
+            return;
+        }
+        let mut rows = std::mem::take(&mut self.scratch);
+        rows.clear();
+        self.redial.rows(target, &mut rows);
+        for &index in &rows {
+            self.step_index(index, out, |b, step| b.redial_answered(step));
+        }
+        self.scratch = rows;
+    }
+
+    fn deadline(&mut self, out: &mut Vec<Action>) {
+        // All due timers are taken out first, so that one that is due again at once cannot keep
+        // others waiting.
+        let mut due = std::mem::take(&mut self.scratch);
+        due.clear();
+        while due.len() < MAX_DUE_PER_CALL
+            && let Some(&(at, index)) = self.timers.first()
+            && at <= self.now
+        {
+            self.timers.pop_first();
+            if let Some(slot) = self.breakers.get_mut(&index) {
+                slot.timer = None;
+                due.push(index);
+            }
+        }
+        for &index in &due {
+            let now = self.now;
+            let mut quiet = false;
+            self.step_index(index, out, |b, _| quiet = b.is_quiet(now));
+            if quiet {
+                self.remove(index);
+            }
+        }
+        self.scratch = due;
+        self.redial
+            .run(self.now, MAX_DUE_PER_CALL, &mut self.rng, out);
+    }
+
+    /// Brings timer and dial schedule in line with a breaker that may have moved.
+    fn settle(&mut self, index: u32) {
+        let Some(slot) = self.breakers.get_mut(&index) else {
+            return;
+        };
+        let b = &slot.breaker;
+        let due = b.deadline();
+        if slot.timer.is_none_or(|at| due < at) {
+            if let Some(at) = slot.timer {
+                self.timers.remove(&(at, index));
+            }
+            self.timers.insert((due, index));
+            slot.timer = Some(due);
+        }
+        let wanted = b.wants_redial().then(|| b.target());
+        if wanted == slot.waits_for {
+            return;
+        }
+        if let Some(target) = slot.waits_for {
+            self.redial.leave(target, index);
+        }
+        if let Some(target) = wanted {
+            self.redial
+                .join(target, index, b.outage_since(), self.now, &mut self.rng);
+        }
+        slot.waits_for = wanted;
+    }
+
+    fn remove(&mut self, index: u32) {
+        let Some(slot) = self.breakers.remove(&index) else {
+            return;
+        };
+        if let Some(at) = slot.timer {
+            self.timers.remove(&(at, index));
+        }
+        if let Some(target) = slot.waits_for {
+            self.redial.leave(target, index);
+        }
+    }
+}

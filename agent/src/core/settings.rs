@@ -1,0 +1,81 @@
+//! What a policy says about a breaker.
+
+use super::Nanos;
+
+/// The numbers of one breaker. Shared between all rows of a policy.
+///
+/// Values that make no sense are not refused here (the policy does that, with file and line); they
+/// are read in the nearest harmless way, said at each field, and never make the core panic.
+#[derive(Clone, Debug, PartialEq)]
+pub struct BreakerSettings {
+    /// False for `breaker = "off"`: never trips by itself. An operator can still trip it.
+    pub enabled: bool,
+    /// Share of failed calls (0 to 1) at which the breaker trips; `None`: off.
+    pub failure_rate: Option<f64>,
+    /// Calls that are judged together, 1 to [`agent_common::window::SLOTS`]; clamped to that.
+    pub window: u32,
+    /// Older calls do not count.
+    pub window_age: Nanos,
+    /// Fewer calls than this never trip by rate.
+    pub min_calls: u32,
+    /// Failures in a row at which the breaker trips; 0: off.
+    pub consecutive_failures: u32,
+    /// How long an open breaker refuses before it admits a probe.
+    pub cooldown: Nanos,
+    /// Longest cooldown after probes failed; less than `cooldown` counts as `cooldown`.
+    pub cooldown_max: Nanos,
+    /// Whether the agent dials by itself while the breaker is open for connect failures.
+    pub redial: bool,
+    /// Probes admitted at a time while half-open; 0 counts as 1.
+    pub probes: u32,
+    /// Successful probes in a row that close the breaker; 0 counts as 1.
+    pub successes_to_close: u32,
+    /// How long a probe may take before its slot is taken back: connect timeout + 1 s. Less than
+    /// 1 ms counts as 1 ms.
+    pub probe_lease: Nanos,
+    /// The errno of a refused connect (Linux number, positive).
+    pub errno: u16,
+}
+
+impl Default for BreakerSettings {
+    /// The documented defaults, with the lease of the default connect timeout of 2 s.
+    fn default() -> Self {
+        Self {
+            enabled: true,
+            failure_rate: Some(0.5),
+            window: 20,
+            window_age: Nanos::from_secs(60),
+            min_calls: 10,
+            consecutive_failures: 5,
+            cooldown: Nanos::from_secs(30),
+            cooldown_max: Nanos::from_secs(300),
+            redial: true,
+            probes: 1,
+            successes_to_close: 2,
+            probe_lease: Nanos::from_secs(3),
+            errno: 111, // ECONNREFUSED
+        }
+    }
+}
+
+impl BreakerSettings {
+    /// Longest cooldown, never below the shortest.
+    pub(super) fn cooldown_cap(&self) -> Nanos {
+        self.cooldown_max.max(self.cooldown)
+    }
+
+    /// Probe slots of a half-open round, at least one: with none, half-open had no exit.
+    pub(super) fn probe_limit(&self) -> u32 {
+        self.probes.max(1)
+    }
+
+    /// Successes that close, at least one.
+    pub(super) fn successes_needed(&self) -> u32 {
+        self.successes_to_close.max(1)
+    }
+
+    /// The lease, long enough that renewing it cannot become a busy loop.
+    pub(super) fn lease(&self) -> Nanos {
+        self.probe_lease.max(Nanos::from_millis(1))
+    }
+}

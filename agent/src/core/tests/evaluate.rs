@@ -1,0 +1,208 @@
+//! The window's judgement against a naive one.
+
+use agent_common::window::decode;
+use proptest::prelude::*;
+
+use super::*;
+use crate::core::window::evaluate;
+
+#[derive(Clone, Copy, Debug)]
+enum Push {
+    Ok,
+    Failed,
+    Unwritten,
+}
+
+/// A call as it really was; `None`: number taken, not written.
+type Truth = Option<(Nanos, bool)>;
+
+/// Straight from the rule's wording, over the list of all calls.
+fn naive(calls: &[Truth], floor: u64, now: Nanos, s: &BreakerSettings) -> WindowStats {
+    let counted: Vec<Truth> = calls
+        .iter()
+        .enumerate()
+        .map(|(index, truth)| (index as u64 + 1, truth))
+        .filter(|(seq, _)| *seq > floor)
+        .map(|(_, truth)| *truth)
+        .collect();
+    // Only what comes after the last call that is too old.
+    let first = counted
+        .iter()
+        .rposition(|truth| truth.is_some_and(|(at, _)| now.0 - (at.0 >> 22 << 22) > s.window_age.0))
+        .map_or(0, |index| index + 1);
+    let ring = &counted[first.max(counted.len().saturating_sub(SLOTS))..];
+    let window = &ring[ring.len().saturating_sub(s.window as usize)..];
+
+    let consecutive = ring
+        .iter()
+        .rev()
+        .take_while(|truth| matches!(truth, Some((_, true))))
+        .count() as u32;
+    let calls = window.iter().flatten().count() as u32;
+    let failures = window
+        .iter()
+        .flatten()
+        .filter(|(_, failed)| *failed)
+        .count() as u32;
+    let pessimistic = f64::from(failures) / window.len().max(1) as f64;
+    let trip = if !s.enabled {
+        None
+    } else if s.consecutive_failures > 0 && consecutive >= s.consecutive_failures {
+        Some((ReasonKind::ConsecutiveFailures, f64::from(consecutive)))
+    } else if s.failure_rate.is_some_and(|t| pessimistic >= t)
+        && calls >= s.min_calls
+        && failures > 0
+    {
+        Some((ReasonKind::FailureRate, pessimistic))
+    } else {
+        None
+    };
+    WindowStats {
+        calls,
+        failures,
+        failure_rate: f64::from(failures) / f64::from(calls.max(1)),
+        consecutive,
+        trip: trip.map(|(kind, value)| Reason {
+            window: WindowKind::Connects,
+            kind,
+            value,
+            threshold: match kind {
+                ReasonKind::FailureRate => s.failure_rate.unwrap_or(f64::NAN),
+                _ => f64::from(s.consecutive_failures),
+            },
+        }),
+    }
+}
+
+fn pushes() -> impl Strategy<Value = Vec<(u64, Push)>> {
+    let push = prop_oneof![
+        5 => Just(Push::Ok),
+        5 => Just(Push::Failed),
+        1 => Just(Push::Unwritten),
+    ];
+    let wait = prop_oneof![5 => 0u64..10_000_000, 1 => 0u64..2_000_000_000];
+    prop::collection::vec((wait, push), 0..300)
+}
+
+fn settings() -> impl Strategy<Value = BreakerSettings> {
+    (
+        prop::option::of(0.0f64..=1.0),
+        1u32..=128,
+        0u32..20,
+        0u32..12,
+        0u64..6_000_000_000,
+        prop::bool::weighted(0.9),
+    )
+        .prop_map(
+            |(failure_rate, window, min_calls, run, age, enabled)| BreakerSettings {
+                enabled,
+                failure_rate,
+                window,
+                min_calls,
+                consecutive_failures: run,
+                window_age: Nanos(age),
+                ..BreakerSettings::default()
+            },
+        )
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(512))]
+
+    #[test]
+    fn judges_like_the_naive_one(
+        pushes in pushes(),
+        floor in 0u64..320,
+        s in settings(),
+        start in (1u64 << 40)..(1 << 60),
+    ) {
+        let mut ring = Ring::new();
+        let mut truth = Vec::new();
+        let mut now = Nanos(start);
+        for (wait, push) in pushes {
+            now = now + Nanos(wait);
+            match push {
+                Push::Unwritten => {
+                    ring.push_unwritten();
+                    truth.push(None);
+                }
+                Push::Ok | Push::Failed => {
+                    let failed = matches!(push, Push::Failed);
+                    ring.push(now, failed);
+                    truth.push(Some((now, failed)));
+                }
+            }
+        }
+        let got = evaluate(&ring.window, ring.last_seq, floor, now, &s);
+        prop_assert_eq!(got, naive(&truth, floor, now, &s));
+    }
+
+    #[test]
+    fn any_bits_in_the_ring_are_judged_without_panic(
+        entries in prop::collection::vec(any::<u32>(), SLOTS),
+        last_seq: u64,
+        floor: u64,
+        now: u64,
+        s in settings(),
+    ) {
+        let window = CallWindow { entries: entries.try_into().unwrap() };
+        let stats = evaluate(&window, last_seq, floor, Nanos(now), &s);
+        prop_assert!(stats.failures <= stats.calls && stats.calls <= s.window);
+        prop_assert!(u64::from(stats.calls) <= last_seq.saturating_sub(floor));
+    }
+}
+
+#[test]
+fn what_cannot_be_read_never_trips() {
+    let s = BreakerSettings {
+        window: 10,
+        min_calls: 5,
+        ..BreakerSettings::default()
+    };
+    let now = secs(100);
+    // A hole in the run: it might have been a success.
+    let mut ring = Ring::new();
+    for _ in 0..2 {
+        ring.push(now, true);
+    }
+    ring.push_unwritten();
+    for _ in 0..2 {
+        ring.push(now, true);
+    }
+    let stats = evaluate(&ring.window, ring.last_seq, 0, now, &s);
+    assert_eq!((stats.consecutive, stats.trip), (2, None));
+    // Five of nine known calls failed, but of ten at worst: exactly the threshold, a trip.
+    let mut ring = Ring::new();
+    for failed in [true, false, true, false, true, false, true, false, true] {
+        ring.push(now, failed);
+    }
+    ring.push_unwritten();
+    let trip = evaluate(&ring.window, ring.last_seq, 0, now, &s)
+        .trip
+        .unwrap();
+    assert_eq!((trip.kind, trip.value), (ReasonKind::FailureRate, 0.5));
+    // A second hole pushes the first failure out: four of ten at worst.
+    ring.push_unwritten();
+    let stats = evaluate(&ring.window, ring.last_seq, 0, now, &s);
+    assert_eq!((stats.calls, stats.failures, stats.trip), (8, 4, None));
+    assert_eq!(stats.failure_rate, 0.5);
+    // The entry of a lap before is as unreadable as none.
+    let entry = ring.window.entries[slot(1)];
+    assert!(decode(entry, 1, now.0).is_some());
+    assert!(decode(entry, 1 + SLOTS as u64, now.0).is_none());
+}
+
+#[test]
+fn a_threshold_of_nothing_still_takes_a_failure() {
+    let s = BreakerSettings {
+        failure_rate: Some(0.0),
+        min_calls: 0,
+        ..BreakerSettings::default()
+    };
+    let mut ring = Ring::new();
+    assert_eq!(evaluate(&ring.window, 0, 0, secs(1), &s).trip, None);
+    ring.push(secs(1), false);
+    assert_eq!(evaluate(&ring.window, 1, 0, secs(1), &s).trip, None);
+    ring.push(secs(1), true);
+    assert!(evaluate(&ring.window, 2, 0, secs(1), &s).trip.is_some());
+}

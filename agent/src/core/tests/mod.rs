@@ -1,0 +1,199 @@
+//! Tests of the core: a table of transitions, a reference model, a simulation, and odd numbers.
+
+mod ends;
+mod evaluate;
+mod model;
+mod random;
+mod redial;
+mod rules;
+mod simulation;
+mod table;
+
+use std::sync::Arc;
+
+use agent_common::CallWindow;
+use agent_common::window::{SLOTS, encode, slot};
+
+use super::*;
+
+/// A row's calls as the kernel keeps them.
+struct Ring {
+    window: CallWindow,
+    last_seq: u64,
+}
+
+impl Ring {
+    fn new() -> Self {
+        Self {
+            window: CallWindow {
+                entries: [0; SLOTS],
+            },
+            last_seq: 0,
+        }
+    }
+
+    fn push(&mut self, at: Nanos, failed: bool) {
+        self.last_seq += 1;
+        self.window.entries[slot(self.last_seq)] = encode(self.last_seq, at.0, failed, false);
+    }
+
+    /// A call whose number is taken and whose entry is not written yet.
+    fn push_unwritten(&mut self) {
+        self.last_seq += 1;
+    }
+}
+
+const fn row(index: u32) -> RowId {
+    RowId {
+        index,
+        incarnation: 1,
+    }
+}
+
+fn target(number: u32) -> DialTarget {
+    DialTarget {
+        netns_cookie: 1,
+        addr: agent_common::key::mapped(number.to_be_bytes()),
+        ifindex: 0,
+        port_be: 5432_u16.to_be(),
+    }
+}
+
+fn secs(secs: u64) -> Nanos {
+    Nanos::from_secs(secs)
+}
+
+fn millis(millis: u64) -> Nanos {
+    Nanos::from_millis(millis)
+}
+
+/// An engine with one row, for tests that tell a story.
+struct One {
+    engine: Engine,
+    ring: Ring,
+    now: Nanos,
+    /// Everything that came out, in order.
+    out: Vec<Action>,
+}
+
+const ROW: RowId = row(7);
+
+impl One {
+    fn new(settings: BreakerSettings) -> Self {
+        let mut one = Self {
+            engine: Engine::new(1),
+            ring: Ring::new(),
+            now: secs(1000),
+            out: Vec::new(),
+        };
+        one.configure(settings);
+        one
+    }
+
+    fn handle(&mut self, event: Event<'_>) {
+        self.engine.handle(event, self.now, &mut self.out);
+    }
+
+    fn configure(&mut self, settings: BreakerSettings) {
+        self.handle(Event::Configure {
+            row: ROW,
+            target: target(1),
+            settings: Arc::new(settings),
+            generation: 0,
+        });
+    }
+
+    fn look(&mut self) {
+        self.engine.handle(
+            Event::Calls {
+                row: ROW,
+                last_seq: self.ring.last_seq,
+                window: &self.ring.window,
+            },
+            self.now,
+            &mut self.out,
+        );
+    }
+
+    /// That many calls end now, then the agent looks.
+    fn calls(&mut self, count: u32, failed: bool) {
+        for _ in 0..count {
+            self.ring.push(self.now, failed);
+        }
+        self.look();
+    }
+
+    /// Time passes; deadlines are met on the way, dials fail.
+    fn pass(&mut self, time: Nanos) {
+        let end = self.now + time;
+        while let Some(at) = self.engine.next_deadline()
+            && at <= end
+        {
+            self.now = self.now.max(at);
+            let before = self.out.len();
+            self.handle(Event::Deadline);
+            let dialled = self.out[before..]
+                .iter()
+                .any(|action| matches!(action, Action::Dial { .. }));
+            if dialled {
+                self.dial_ended(false);
+            }
+        }
+        self.now = end;
+    }
+
+    fn probe(&mut self, outcome: ProbeOutcome) {
+        let generation = self.view().generation;
+        let last_seq = self.ring.last_seq;
+        self.handle(Event::ProbeStarted {
+            row: ROW,
+            generation,
+        });
+        self.handle(Event::ProbeEnded {
+            row: ROW,
+            generation,
+            outcome,
+            last_seq,
+        });
+    }
+
+    fn dial_ended(&mut self, success: bool) {
+        self.handle(Event::DialEnded {
+            target: target(1),
+            success,
+        });
+    }
+
+    fn view(&self) -> BreakerView {
+        self.engine.view(ROW, self.now).expect("the row is known")
+    }
+
+    fn state(&self) -> State {
+        self.view().state
+    }
+
+    /// Brings a fresh breaker into a state by ordinary means.
+    fn bring_to(&mut self, state: State) {
+        let until = self.now + secs(600);
+        let last_seq = self.ring.last_seq;
+        match state {
+            State::Closed => {}
+            State::Open => self.calls(5, true),
+            State::HalfOpen => {
+                self.calls(5, true);
+                self.dial_ended(true);
+            }
+            State::ForcedOpen => self.handle(Event::Trip {
+                row: ROW,
+                until,
+                last_seq,
+            }),
+            State::ForcedClosed => self.handle(Event::HoldClosed {
+                row: ROW,
+                until,
+                last_seq,
+            }),
+        }
+        assert_eq!(self.state(), state);
+    }
+}

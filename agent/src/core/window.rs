@@ -1,0 +1,135 @@
+//! Judges the last calls of a row.
+//!
+//! What counts: the last `window` calls above the floor that are not older than `window_age`. A
+//! run of failures is counted from the newest call backwards, over the whole ring (a policy may ask
+//! for a longer run than its window), and ends at the first call that is too old.
+//!
+//! An entry that cannot be read (another CPU has taken the number and not written the call yet)
+//! may be anything, and must not cause a trip: it ends a run, and it counts as a success when the
+//! rate is compared. If it turns out to be a failure, that failure's own event makes the agent look
+//! again.
+
+use agent_common::CallWindow;
+use agent_common::window::{SLOTS, decode, slot};
+
+use super::{BreakerSettings, Nanos, Reason, ReasonKind, WindowKind};
+
+/// A window in numbers.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct WindowStats {
+    /// Calls that count.
+    pub calls: u32,
+    /// Failures among them.
+    pub failures: u32,
+    /// `failures / calls`; 0 without calls.
+    pub failure_rate: f64,
+    /// Failures in a row, the newest call backwards. May exceed `calls`: a run is not limited to
+    /// the window.
+    pub consecutive: u32,
+    /// Why the breaker must trip, if it must.
+    pub trip: Option<Reason>,
+}
+
+/// Judges the calls `floor_seq + 1` to `last_seq` of a window of connects at `now`.
+pub fn evaluate(
+    window: &CallWindow,
+    last_seq: u64,
+    floor_seq: u64,
+    now: Nanos,
+    s: &BreakerSettings,
+) -> WindowStats {
+    evaluate_since(window, last_seq, floor_seq, Nanos::ZERO, now, s)
+}
+
+/// As [`evaluate`]; calls that ended before `not_before` do not count either.
+pub(super) fn evaluate_since(
+    window: &CallWindow,
+    last_seq: u64,
+    floor_seq: u64,
+    not_before: Nanos,
+    now: Nanos,
+    s: &BreakerSettings,
+) -> WindowStats {
+    let slots = SLOTS as u64;
+    let size = u64::from(s.window).clamp(1, slots);
+    let not_before = not_before.max(now - s.window_age);
+    // Call numbers begin with 1. With the floor at or above the last call the range is empty, also
+    // at the end of the numbers.
+    let lowest = floor_seq
+        .min(u64::MAX - 1)
+        .saturating_add(1)
+        .max(last_seq.saturating_sub(slots - 1));
+    let last_seq = if floor_seq < last_seq { last_seq } else { 0 };
+
+    let (mut calls, mut failures, mut unreadable, mut consecutive) = (0u32, 0u32, 0u32, 0u32);
+    let mut in_run = true;
+    for seq in (lowest..=last_seq).rev() {
+        let in_window = last_seq - seq < size;
+        if !in_window && !in_run {
+            break;
+        }
+        let Some(call) = decode(window.entries[slot(seq)], seq, now.0) else {
+            in_run = false;
+            unreadable += u32::from(in_window);
+            continue;
+        };
+        // Numbers are given in the order of time (to within microseconds): what is before a call
+        // that is too old is too old as well.
+        if Nanos(call.at_ns) < not_before {
+            break;
+        }
+        in_run &= call.failed;
+        consecutive += u32::from(in_run);
+        if in_window {
+            calls += 1;
+            failures += u32::from(call.failed);
+        }
+    }
+
+    let failure_rate = ratio(failures, calls);
+    let trip = if s.enabled {
+        trip(consecutive, calls, failures, unreadable, s)
+    } else {
+        None
+    };
+    WindowStats {
+        calls,
+        failures,
+        failure_rate,
+        consecutive,
+        trip,
+    }
+}
+
+fn trip(
+    consecutive: u32,
+    calls: u32,
+    failures: u32,
+    unreadable: u32,
+    s: &BreakerSettings,
+) -> Option<Reason> {
+    if s.consecutive_failures > 0 && consecutive >= s.consecutive_failures {
+        return Some(Reason {
+            window: WindowKind::Connects,
+            kind: ReasonKind::ConsecutiveFailures,
+            value: f64::from(consecutive),
+            threshold: f64::from(s.consecutive_failures),
+        });
+    }
+    let threshold = s.failure_rate?;
+    let rate = ratio(failures, calls + unreadable);
+    // A threshold of 0 still takes a failure: nothing trips on health.
+    (failures > 0 && calls >= s.min_calls && rate >= threshold).then_some(Reason {
+        window: WindowKind::Connects,
+        kind: ReasonKind::FailureRate,
+        value: rate,
+        threshold,
+    })
+}
+
+fn ratio(part: u32, whole: u32) -> f64 {
+    if whole == 0 {
+        return 0.0;
+    }
+    f64::from(part) / f64::from(whole)
+}
