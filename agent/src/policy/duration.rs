@@ -1,0 +1,28 @@
+//! Durations as they are written in a configuration: `250ms`, `2s`, `1m30s`.
+
+use std::time::Duration;
+
+/// Writes a duration the way it is read, without spaces: `1m30s`. Zero is `0s`.
+pub fn format_duration(duration: Duration) -> String {
+    humantime::format_duration(duration)
+        .to_string()
+        .replace(' ', "")
+}
+
+/// Reads a duration; the error is to be read after the value.
+pub(super) fn parse_duration(text: &str) -> Result<Duration, String> {
+    if !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit()) {
+        return Err(without_unit(text));
+    }
+    let duration =
+        humantime::parse_duration(text).map_err(|error| format!("is no duration ({error})"))?;
+    if !duration.subsec_nanos().is_multiple_of(1_000_000) {
+        return Err("is not a whole number of milliseconds".to_owned());
+    }
+    Ok(duration)
+}
+
+/// What is wrong with a bare number.
+pub(super) fn without_unit(number: &str) -> String {
+    format!("is a number without a unit; write it as \"{number}s\"")
+}

@@ -1,0 +1,90 @@
+//! What a file asks for that this version accepts but does not do.
+
+use std::collections::BTreeMap;
+
+use super::{
+    model::{Config, Policy},
+    pattern::{DestinationPattern, Target},
+    settings::OFF,
+};
+
+/// Settings that are read and checked, but that nothing acts upon yet. Entries come off this list
+/// as the parts are built; a section goes by its name and a dot.
+const NOT_ENFORCED: &[&str] = &[
+    "timeouts.read",
+    "timeouts.write",
+    "timeouts.deadline",
+    "timeouts.stall",
+    "timeouts.keepalive",
+    "timeouts.read_action",
+    "breaker.slow_call",
+    "breaker.slow_call_rate",
+    "breaker.hung",
+    "breaker.scope",
+    "breaker.max_open_share",
+    "breaker.failure_status",
+    "breaker.on_open",
+    "retry.limit",
+    "retry.budget",
+    "retry.window",
+    "retry.min_per_second",
+    "retry.backoff",
+    "retry.max_held",
+    "retry.spin_per_second",
+    "retry.refuse_non_idempotent",
+    "limits.connections",
+    "limits.pending",
+    "limits.connects_per_second",
+];
+
+impl Config {
+    /// What the file asks for and this version does not do, one line each.
+    pub fn warnings(&self) -> Vec<String> {
+        let built_in: BTreeMap<_, _> = super::built_in().defaults.settings().into_iter().collect();
+        let defaults: BTreeMap<_, _> = self.defaults.settings().into_iter().collect();
+        let mut warnings = Vec::new();
+
+        let inert = |key: &str, value: &str| {
+            value == OFF || built_in.get(key).is_some_and(|built_in| built_in == value)
+        };
+        warn(&mut warnings, "defaults", &self.defaults, inert);
+        for policy in &self.policies {
+            let scope = format!("policy {:?}", policy.name);
+            // What a policy has from the defaults was said there.
+            warn(&mut warnings, &scope, policy, |key, value| {
+                inert(key, value) || defaults.get(key).is_some_and(|default| default == value)
+            });
+            warn_names(&mut warnings, &scope, &policy.destinations);
+        }
+        warn_names(&mut warnings, "protected", &self.protected);
+        warnings
+    }
+}
+
+fn warn(
+    warnings: &mut Vec<String>,
+    scope: &str,
+    policy: &Policy,
+    inert: impl Fn(&str, &str) -> bool,
+) {
+    for (key, value) in policy.settings() {
+        let switched_off = (key.starts_with("breaker.") && !policy.breaker.enabled)
+            || (key.starts_with("retry.") && !policy.retry.enabled);
+        if NOT_ENFORCED.contains(&key) && !switched_off && !inert(key, &value) {
+            warnings.push(format!(
+                "{scope}: {key} = {value} is accepted but not enforced by this version"
+            ));
+        }
+    }
+}
+
+fn warn_names(warnings: &mut Vec<String>, scope: &str, patterns: &[DestinationPattern]) {
+    for pattern in patterns {
+        if matches!(pattern.target, Target::Name { .. }) {
+            warnings.push(format!(
+                "{scope}: destinations: the name {pattern} is accepted but not enforced by this \
+                 version, which matches addresses only"
+            ));
+        }
+    }
+}
