@@ -4,5 +4,8 @@
 //! [`kernel`] and [`sockets`] are the hands; [`daemon`] runs them; [`control`], [`metrics`] and
 //! [`cli`] show what happens and take orders.
 
+
+pub mod control;
 pub mod core;
+
 pub mod policy;
