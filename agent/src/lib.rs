@@ -4,7 +4,7 @@
 //! [`kernel`] and [`sockets`] are the hands; [`daemon`] runs them; [`control`], [`metrics`] and
 //! [`cli`] show what happens and take orders.
 
-
+pub mod cli;
 pub mod control;
 pub mod core;
 

@@ -6,7 +6,7 @@
 mod event;
 mod status;
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 mod timestamp;
 
 use std::{fmt, time::Duration};

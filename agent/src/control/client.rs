@@ -142,16 +142,16 @@ impl Client {
             socket: self.socket.clone(),
             source,
         };
-        let stream = UnixStream::connect(&self.socket).await.map_err(|source| {
-            ClientError::Unreachable {
-                socket: self.socket.clone(),
-                source,
-            }
-        })?;
-        let (mut sender, connection) =
-            hyper::client::conn::http1::handshake(TokioIo::new(stream))
+        let stream =
+            UnixStream::connect(&self.socket)
                 .await
-                .map_err(broken)?;
+                .map_err(|source| ClientError::Unreachable {
+                    socket: self.socket.clone(),
+                    source,
+                })?;
+        let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(stream))
+            .await
+            .map_err(broken)?;
         // Ends with the exchange; what goes wrong on it is told to the request, too.
         tokio::spawn(connection);
         let request = Request::builder()

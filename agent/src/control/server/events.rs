@@ -3,7 +3,11 @@
 use std::sync::Arc;
 
 use axum::body::{Body, Bytes};
-use tokio::sync::{OwnedSemaphorePermit, broadcast::error::{RecvError, TryRecvError}, mpsc};
+use tokio::sync::{
+    OwnedSemaphorePermit,
+    broadcast::error::{RecvError, TryRecvError},
+    mpsc,
+};
 use tokio_stream::{StreamExt, wrappers::ReceiverStream};
 
 use crate::control::{

@@ -95,10 +95,12 @@ pub fn bind_control(
     path: &Path,
     takeover: bool,
 ) -> Result<(UnixListener, ControlSocket), BindError> {
-    let failed = |step| move |source| BindError::Socket {
-        path: path.to_owned(),
-        step,
-        source,
+    let failed = |step| {
+        move |source| BindError::Socket {
+            path: path.to_owned(),
+            step,
+            source,
+        }
     };
     let directory = path.parent().unwrap_or(Path::new("."));
     if !directory.as_os_str().is_empty() {
@@ -134,10 +136,12 @@ fn listen(path: &Path) -> io::Result<std::os::unix::net::UnixListener> {
 
 /// Gives the open socket its real name.
 fn place(fresh: &Path, path: &Path, takeover: bool) -> Result<(), BindError> {
-    let failed = |step| move |source| BindError::Socket {
-        path: path.to_owned(),
-        step,
-        source,
+    let failed = |step| {
+        move |source| BindError::Socket {
+            path: path.to_owned(),
+            step,
+            source,
+        }
     };
     if !takeover {
         // Unlike a rename, a link fails when the name is taken: of two agents that start at once,

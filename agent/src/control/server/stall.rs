@@ -32,7 +32,11 @@ impl<S> StallGuard<S> {
         }
     }
 
-    fn guard<T>(&mut self, cx: &mut Context<'_>, write: Poll<io::Result<T>>) -> Poll<io::Result<T>> {
+    fn guard<T>(
+        &mut self,
+        cx: &mut Context<'_>,
+        write: Poll<io::Result<T>>,
+    ) -> Poll<io::Result<T>> {
         if write.is_ready() {
             self.waiting = None;
             return write;
