@@ -4,6 +4,9 @@
 //! [`kernel`] and [`sockets`] are the hands; [`daemon`] runs them; [`control`], [`metrics`] and
 //! [`cli`] show what happens and take orders.
 
+pub mod cli;
+pub mod control;
 pub mod core;
+pub mod daemon;
 pub mod kernel;
 pub mod policy;

@@ -1,0 +1,127 @@
+//! What changes something: trip, hold-closed, reset, pause, resume.
+
+use std::{io::Write, time::Duration};
+
+use super::{
+    Failure, ForcedArgs, Target,
+    output::Output,
+    units::{clean, count, exact},
+};
+use crate::control::{
+    api::{ManualResult, PauseResult},
+    client::{Client, encode},
+};
+
+pub async fn trip(client: &Client, args: &ForcedArgs, out: &mut Output<'_>) -> Result<(), Failure> {
+    forced(client, args, "trip", "is refused", out).await
+}
+
+pub async fn hold_closed(
+    client: &Client,
+    args: &ForcedArgs,
+    out: &mut Output<'_>,
+) -> Result<(), Failure> {
+    forced(client, args, "hold-closed", "is held closed", out).await
+}
+
+async fn forced(
+    client: &Client,
+    args: &ForcedArgs,
+    action: &str,
+    state: &str,
+    out: &mut Output<'_>,
+) -> Result<(), Failure> {
+    let duration = written(args.duration);
+    let query = [("for", Some(duration.as_str()))];
+    let done = post(client, &args.target, action, &query).await?;
+    writeln!(
+        out,
+        "{} {state} for {duration}, {}: {} now, and those still to come",
+        clean(&args.target.destination),
+        whom(&args.target),
+        rows(&done)
+    )?;
+    Ok(())
+}
+
+pub async fn reset(client: &Client, target: &Target, out: &mut Output<'_>) -> Result<(), Failure> {
+    let done = post(client, target, "reset", &[]).await?;
+    writeln!(
+        out,
+        "{} is reset, {}: {}",
+        clean(&target.destination),
+        whom(target),
+        rows(&done)
+    )?;
+    Ok(())
+}
+
+async fn post(
+    client: &Client,
+    target: &Target,
+    action: &str,
+    more: &[(&str, Option<&str>)],
+) -> Result<ManualResult, Failure> {
+    let mut query = more.to_vec();
+    query.push(("workload", target.workload.as_deref()));
+    let path = format!("/v1/destinations/{}/{action}", encode(&target.destination));
+    let body = client.post(&with_query(path, &query)).await?;
+    Ok(serde_json::from_slice(&body)?)
+}
+
+fn whom(target: &Target) -> String {
+    match &target.workload {
+        Some(workload) => format!("for workload {}", clean(workload)),
+        None => "for all workloads".to_owned(),
+    }
+}
+
+fn rows(done: &ManualResult) -> String {
+    match done.rows {
+        1 => "1 row".to_owned(),
+        rows => format!("{} rows", count(rows)),
+    }
+}
+
+pub async fn pause(
+    client: &Client,
+    duration: Option<Duration>,
+    out: &mut Output<'_>,
+) -> Result<(), Failure> {
+    let duration = duration.map(written);
+    let target = with_query("/v1/pause".to_owned(), &[("for", duration.as_deref())]);
+    let body = client.post(&target).await?;
+    let _: PauseResult = serde_json::from_slice(&body)?;
+    match duration {
+        Some(duration) => writeln!(
+            out,
+            "paused for {duration}; `backstop resume` ends it sooner"
+        )?,
+        None => writeln!(out, "paused until `backstop resume`")?,
+    }
+    Ok(())
+}
+
+pub async fn resume(client: &Client, out: &mut Output<'_>) -> Result<(), Failure> {
+    let body = client.post("/v1/resume").await?;
+    let _: PauseResult = serde_json::from_slice(&body)?;
+    writeln!(out, "resumed: verdicts and timeouts are in force again")?;
+    Ok(())
+}
+
+/// To the millisecond; never less than was asked for.
+fn written(duration: Duration) -> String {
+    exact(u64::try_from(duration.as_nanos().div_ceil(1_000_000)).unwrap_or(u64::MAX))
+}
+
+fn with_query(mut target: String, query: &[(&str, Option<&str>)]) -> String {
+    let mut mark = '?';
+    for (name, value) in query {
+        if let Some(value) = value {
+            target.push(mark);
+            target.push_str(&format!("{name}={}", encode(value)));
+            mark = '&';
+        }
+    }
+    target
+}

@@ -1,0 +1,364 @@
+//! `status` for people: the table, and the block about one destination.
+//!
+//! Pure: from an envelope to text.
+
+use std::fmt::Write as _;
+
+use super::units::{age, clean, count, exact, micros, running, short_count, shorten_left};
+use crate::control::api::{Mode, Reason, ReasonKind, Row, State, StatusEnvelope, Timestamp};
+
+/// How to write.
+#[derive(Clone, Copy)]
+pub struct Style {
+    /// ANSI colours for states.
+    pub colour: bool,
+    /// Columns to stay within, as far as destinations allow, which are never cut.
+    pub width: usize,
+    /// For how long a pause still lasts.
+    pub now: Timestamp,
+}
+
+const RED: &str = "31";
+const YELLOW: &str = "33";
+const MAGENTA: &str = "35";
+const LOUD: &str = "1;37;41";
+
+/// Fewest columns for a workload.
+const WORKLOAD_MIN: usize = 12;
+const GAP: usize = 2;
+
+impl Style {
+    fn paint(self, code: &str, text: &str) -> String {
+        if self.colour && !code.is_empty() {
+            format!("\x1b[{code}m{text}\x1b[0m")
+        } else {
+            text.to_owned()
+        }
+    }
+}
+
+/// The table of all destinations. Rows appear in the order given.
+pub fn table(envelope: &StatusEnvelope, style: Style) -> String {
+    let mut text = heading(envelope, style);
+    if envelope.destinations.is_empty() {
+        text.push_str(
+            "\nNo destination seen yet: those that programs in the watched cgroups connect to \
+             appear here.\n",
+        );
+        return text;
+    }
+    text.push('\n');
+    let lines: Vec<[Cell; 8]> = std::iter::once(titles(envelope.mode))
+        .chain(
+            envelope
+                .destinations
+                .iter()
+                .map(|row| cells(row, envelope.mode)),
+        )
+        .collect();
+    let mut widths = [0; 8];
+    for line in &lines {
+        for (width, cell) in widths.iter_mut().zip(line) {
+            *width = (*width).max(cell.text.chars().count());
+        }
+    }
+    let others: usize = widths.iter().sum::<usize>() - widths[1] + GAP * (widths.len() - 1);
+    widths[1] = widths[1].min(style.width.saturating_sub(others).max(WORKLOAD_MIN));
+    for line in &lines {
+        text.push_str(&joined(line, &widths, style));
+    }
+    if let Some(worst) = envelope.destinations.first() {
+        let _ = writeln!(
+            text,
+            "\nbackstop status {} shows more about one destination, backstop events what happened.",
+            clean(&worst.destination)
+        );
+    }
+    text
+}
+
+/// All there is to know about each row.
+pub fn details(envelope: &StatusEnvelope, style: Style) -> String {
+    let mut text = heading(envelope, style);
+    for row in &envelope.destinations {
+        text.push('\n');
+        detail(&mut text, row, style);
+    }
+    text
+}
+
+fn heading(envelope: &StatusEnvelope, style: Style) -> String {
+    let affected = |states: &[State]| {
+        let rows = envelope.destinations.iter();
+        rows.filter(|row| states.contains(&row.state)).count()
+    };
+    let open = affected(&[State::Open, State::ForcedOpen]);
+    let half_open = affected(&[State::HalfOpen]);
+    let mut text = format!(
+        "backstop {}  mode {}  up {}  lost events {}  rows {}",
+        envelope.version,
+        envelope.mode,
+        running(envelope.uptime_ms),
+        count(envelope.lost_events),
+        count(envelope.destinations.len() as u64),
+    );
+    if open + half_open > 0 {
+        let _ = write!(text, " ({open} open, {half_open} half-open)");
+    }
+    text.push('\n');
+    if envelope.mode == Mode::Observe {
+        text.push_str("Observe mode: everything is decided and counted, nothing is refused.\n");
+    }
+    if let Some(paused) = &envelope.paused {
+        let end = match paused.until {
+            Some(until) => {
+                let left = style.now.until(until).as_millis();
+                format!(
+                    "for another {}",
+                    running(u64::try_from(left).unwrap_or(u64::MAX))
+                )
+            }
+            None => "until `backstop resume`".to_owned(),
+        };
+        let line = format!(
+            "PAUSED since {} UTC by {}, {end}: no verdict and no timeout is enforced.",
+            paused.since.short(),
+            clean(&paused.by),
+        );
+        text.push_str(&style.paint(LOUD, &line));
+        text.push('\n');
+    }
+    text
+}
+
+struct Cell {
+    text: String,
+    right: bool,
+    colour: &'static str,
+}
+
+fn left(text: impl Into<String>) -> Cell {
+    Cell {
+        text: text.into(),
+        right: false,
+        colour: "",
+    }
+}
+
+fn right(text: impl Into<String>) -> Cell {
+    Cell {
+        right: true,
+        ..left(text)
+    }
+}
+
+fn titles(mode: Mode) -> [Cell; 8] {
+    [
+        left("DESTINATION"),
+        left("WORKLOAD"),
+        left("STATE"),
+        right("FAIL/CALLS"),
+        right("ATTEMPTS"),
+        right("FAILED"),
+        right(match mode {
+            Mode::Enforce => "REJECTED",
+            Mode::Observe => "WOULD REJECT",
+        }),
+        right("P99 CONNECT"),
+    ]
+}
+
+fn cells(row: &Row, mode: Mode) -> [Cell; 8] {
+    let (state, colour) = state(row);
+    let window = &row.windows.connects;
+    let rejected = match mode {
+        Mode::Enforce => row.rejected.total(),
+        Mode::Observe => row.would_reject.total(),
+    };
+    [
+        left(clean(&row.destination)),
+        left(clean(&row.workload)),
+        Cell {
+            colour,
+            ..left(format!("{state} {}", age(row.state_age_ms)))
+        },
+        right(format!("{}/{}", window.failures, window.calls)),
+        right(short_count(row.attempts)),
+        right(short_count(row.failures.total())),
+        right(short_count(rejected)),
+        right(micros(row.connect_latency_us.p99)),
+    ]
+}
+
+fn state(row: &Row) -> (&'static str, &'static str) {
+    match row.state {
+        State::Open => ("open", RED),
+        State::ForcedOpen => ("forced open", RED),
+        State::HalfOpen => ("half-open", YELLOW),
+        State::ForcedClosed => ("forced closed", MAGENTA),
+        State::Closed if row.bypassed_for_safety => ("bypassed", MAGENTA),
+        State::Closed => ("closed", ""),
+    }
+}
+
+fn joined(line: &[Cell; 8], widths: &[usize; 8], style: Style) -> String {
+    let mut text = String::new();
+    for (at, (cell, &width)) in line.iter().zip(widths).enumerate() {
+        let cut = shorten_left(&cell.text, width);
+        let padded = if cell.right {
+            format!("{cut:>width$}")
+        } else {
+            format!("{cut:<width$}")
+        };
+        if at > 0 {
+            text.push_str(&" ".repeat(GAP));
+        }
+        text.push_str(&style.paint(cell.colour, &padded));
+    }
+    text.push('\n');
+    text
+}
+
+/// `consecutive_failures 5 >= 5`, `failure_rate 0.60 >= 0.50`, `manual`; empty for none.
+pub fn reason(reason: &Reason) -> String {
+    let kind = reason.kind;
+    let (value, threshold) = (reason.value, reason.threshold);
+    match kind {
+        ReasonKind::None => String::new(),
+        ReasonKind::Manual | ReasonKind::ProbeFailed => kind.to_string(),
+        ReasonKind::ConsecutiveFailures => format!("{kind} {value:.0} >= {threshold:.0}"),
+        ReasonKind::FailureRate | ReasonKind::SlowCallRate => {
+            format!("{kind} {value:.2} >= {threshold:.2}")
+        }
+    }
+}
+
+fn detail(text: &mut String, row: &Row, style: Style) {
+    let (state, colour) = state(row);
+    let state = format!("{state} for {}", running(row.state_age_ms));
+    let _ = writeln!(
+        text,
+        "{}  {}",
+        clean(&row.destination),
+        style.paint(colour, &state)
+    );
+    let mut line = |name: &str, value: String| {
+        if !value.is_empty() {
+            let _ = writeln!(text, "  {name:<13}{value}");
+        }
+    };
+    line("name", row.name.as_deref().map(clean).unwrap_or_default());
+    line("workload", clean(&row.workload));
+    let namespace = row.netns.map(|inode| inode.to_string());
+    line(
+        "namespace",
+        namespace.unwrap_or_else(|| "not known".to_owned()),
+    );
+    line(
+        "policy",
+        format!("{}: {}", clean(&row.policy), timeouts(row)),
+    );
+    line("reason", reason_line(&row.reason));
+    line("next", next(row));
+    let window = &row.windows.connects;
+    line(
+        "window",
+        format!(
+            "{} of the last {} connects failed ({:.0} %), {} in a row",
+            window.failures,
+            window.calls,
+            window.failure_rate * 100.0,
+            window.consecutive
+        ),
+    );
+    line(
+        "attempts",
+        format!(
+            "{}: {} established, {} failed, {} abandoned, {} under way",
+            count(row.attempts),
+            count(row.established),
+            count(row.failures.total()),
+            count(row.abandoned),
+            count(row.in_flight),
+        ),
+    );
+    line("failures", listed(&row.failures.each()));
+    line("rejected", listed(&row.rejected.each()));
+    line("would reject", listed(&row.would_reject.each()));
+    if row.would_timeout > 0 {
+        line("would time out", count(row.would_timeout));
+    }
+    if row.local > 0 {
+        line("local", format!("{} never sent a SYN", count(row.local)));
+    }
+    let latency = &row.connect_latency_us;
+    if latency.count > 0 {
+        line(
+            "latency",
+            format!(
+                "connect p50 {}, p90 {}, p99 {}, p99.9 {}, max {} ({} in 5 minutes)",
+                micros(latency.p50),
+                micros(latency.p90),
+                micros(latency.p99),
+                micros(latency.p999),
+                micros(Some(latency.max)),
+                count(latency.count),
+            ),
+        );
+    }
+}
+
+fn reason_line(why: &Reason) -> String {
+    match why.kind {
+        ReasonKind::None => String::new(),
+        ReasonKind::Manual => "manual: an operator said so".to_owned(),
+        _ => format!("{}: {}", why.window, reason(why)),
+    }
+}
+
+fn next(row: &Row) -> String {
+    let probe = row.next_probe_in_ms.map(|ms| {
+        let what = match row.state {
+            State::ForcedOpen | State::ForcedClosed => "manual state ends",
+            State::Open | State::HalfOpen | State::Closed => "probe",
+        };
+        format!("{what} in {}", exact(ms))
+    });
+    let redial = row
+        .next_redial_in_ms
+        .map(|ms| format!("the agent dials in {}", exact(ms)));
+    probe
+        .into_iter()
+        .chain(redial)
+        .collect::<Vec<_>>()
+        .join(", ")
+}
+
+fn timeouts(row: &Row) -> String {
+    let timeouts = &row.timeouts_ms;
+    let set: Vec<_> = [
+        ("connect", timeouts.connect),
+        ("read", timeouts.read),
+        ("write", timeouts.write),
+        ("deadline", timeouts.deadline),
+        ("stall", timeouts.stall),
+        ("keepalive", timeouts.keepalive),
+    ]
+    .into_iter()
+    .filter_map(|(name, ms)| Some(format!("{name} {}", exact(ms?))))
+    .collect();
+    if set.is_empty() {
+        "no timeouts".to_owned()
+    } else {
+        format!("timeouts {}", set.join(", "))
+    }
+}
+
+fn listed(counts: &[(&str, u64)]) -> String {
+    let some: Vec<_> = counts
+        .iter()
+        .filter(|(_, n)| *n > 0)
+        .map(|(word, n)| format!("{word} {}", count(*n)))
+        .collect();
+    some.join(", ")
+}

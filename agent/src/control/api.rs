@@ -1,0 +1,164 @@
+//! The types of the control interface, as they travel in JSON.
+//!
+//! Names, order and spelling of the keys are a fixed interface: scripts rely on them, and a test
+//! compares them with the contract. Every key is always there; what is unknown is `null`.
+
+mod event;
+mod status;
+#[cfg(test)]
+pub(crate) mod tests;
+mod timestamp;
+
+use std::{fmt, time::Duration};
+
+use serde::{Deserialize, Serialize};
+
+pub use event::{CallsLatency, ConfigAction, Event, EventRecord, SafetyAction, TimeoutKind};
+pub use status::{
+    Connects, Exchanges, Failures, Held, Latency, Mode, Paused, Reason, ReasonKind, Rejections,
+    Retry, Row, State, StatusEnvelope, TimeoutsMs, Window, Windows,
+};
+pub use timestamp::Timestamp;
+
+/// Declares an enum whose variants are fixed words in JSON, on the command line and in metrics.
+macro_rules! words {
+    ($(#[$meta:meta])* $name:ident { $($(#[$variant_meta:meta])* $variant:ident = $word:literal,)* }) => {
+        $(#[$meta])*
+        #[derive(
+            Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord,
+            serde::Serialize, serde::Deserialize,
+        )]
+        pub enum $name {
+            $($(#[$variant_meta])* #[serde(rename = $word)] $variant,)*
+        }
+
+        impl $name {
+            /// Every value, in the order of the contract.
+            pub const ALL: &'static [Self] = &[$(Self::$variant,)*];
+
+            /// The word in JSON and in metric labels.
+            pub const fn as_str(self) -> &'static str {
+                match self { $(Self::$variant => $word,)* }
+            }
+        }
+
+        impl std::fmt::Display for $name {
+            fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                f.pad(self.as_str())
+            }
+        }
+    };
+}
+pub(crate) use words;
+
+/// The process at the other end of the unix socket, as the kernel vouches for it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Peer {
+    /// User id it connected with.
+    pub uid: u32,
+    /// Process id, in the agent's process namespace; `None` if it lives in one not visible there.
+    pub pid: Option<i32>,
+}
+
+impl fmt::Display for Peer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.pid {
+            Some(pid) => write!(f, "uid {}, pid {pid}", self.uid),
+            None => write!(f, "uid {}", self.uid),
+        }
+    }
+}
+
+/// Answer to trip, hold-closed and reset.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ManualResult {
+    /// Rows that changed at once. 0 is no error: a manual state also waits for a destination or
+    /// workload that was not seen yet.
+    pub rows: u64,
+}
+
+/// Answer to pause and resume.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PauseResult {
+    /// The pause now in force, if any.
+    pub paused: Option<Paused>,
+}
+
+/// Answer to reload.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ReloadResult {
+    /// Whether anything differs from before.
+    pub changed: bool,
+    /// What is allowed but probably not meant, one sentence each.
+    pub warnings: Vec<String>,
+}
+
+/// The configuration in force.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ConfigView {
+    /// The file it was read from; `None`: the built-in one.
+    pub file: Option<String>,
+    /// The whole configuration as TOML, flags of the command line applied.
+    pub toml: String,
+    /// What is allowed but probably not meant, one sentence each.
+    pub warnings: Vec<String>,
+}
+
+/// What `/healthz` and `/readyz` answer with.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Health {
+    /// The event thread runs and writes its heartbeat.
+    pub alive: bool,
+    /// Enforcement is proven (or observe mode attached) and nothing has undone it since.
+    pub ready: bool,
+    /// One sentence for a person, above all when one of the two is false.
+    pub reason: String,
+}
+
+/// Why a request was not done. On the wire: an HTTP status and `{"error":"…"}`.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ApiError {
+    /// 400: the request cannot be understood, or the configuration file is wrong.
+    #[error("{0}")]
+    BadRequest(String),
+    /// 404: there is no such thing.
+    #[error("{0}")]
+    NotFound(String),
+    /// 409: understood, but not possible now (a protected destination, for example).
+    #[error("{0}")]
+    Conflict(String),
+    /// 500: the agent failed at it.
+    #[error("{0}")]
+    Internal(String),
+    /// 503: the agent is too busy, or its loop does not answer.
+    #[error("{0}")]
+    Unavailable(String),
+}
+
+/// Body of every answer that is not a success.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ErrorBody {
+    /// What was tried, on what, and what to do next.
+    pub error: String,
+}
+
+/// How long a manual state holds when nobody says otherwise.
+pub const MANUAL_DEFAULT: Duration = Duration::from_secs(600);
+
+/// Longest time that `for` accepts: beyond a year somebody mistyped.
+pub const FOR_MAX: Duration = Duration::from_secs(366 * 24 * 3600);
+
+/// Parses the `for` of a pause or a manual state: a duration such as `90s`, `15m` or `1h 30m`,
+/// from one millisecond to [`FOR_MAX`].
+///
+/// # Errors
+/// A sentence naming the text and what is allowed.
+pub fn parse_for(text: &str) -> Result<Duration, String> {
+    let allowed = "want a duration from 1ms to 366days, such as \"90s\", \"15m\" or \"2h\"";
+    let duration =
+        humantime::parse_duration(text).map_err(|e| format!("for: {text:?}: {e}; {allowed}"))?;
+    if duration < Duration::from_millis(1) || duration > FOR_MAX {
+        return Err(format!("for: {text:?} is out of range; {allowed}"));
+    }
+    Ok(duration)
+}

@@ -1,0 +1,212 @@
+//! `events --json`: one object a line.
+
+use serde::{Deserialize, Serialize};
+
+use super::{Mode, Reason, State, Timestamp, Window, words};
+
+words! {
+    /// Which timeout fired.
+    TimeoutKind {
+        /// From SYN to established.
+        Connect = "connect",
+        /// Silence while an answer was owed.
+        Read = "read",
+        /// Queued data made no progress.
+        Write = "write",
+        /// The whole operation.
+        Deadline = "deadline",
+        /// Silence in the middle of an answer.
+        Stall = "stall",
+        /// No answer to keepalive probes.
+        Keepalive = "keepalive",
+    }
+}
+
+words! {
+    /// What happened to the configuration or to the agent as a whole.
+    ConfigAction {
+        /// The agent began with it.
+        Started = "started",
+        /// A new one is in force.
+        Reloaded = "reloaded",
+        /// A new one was wrong; the old one stays in force.
+        Refused = "refused",
+        /// Verdicts and timeouts were switched off.
+        Paused = "paused",
+        /// They were switched on again.
+        Resumed = "resumed",
+    }
+}
+
+words! {
+    /// What the agent did not do so as not to harm.
+    SafetyAction {
+        /// A breaker stays closed because too many of its kind are open.
+        Bypassed = "bypassed",
+        /// Most destinations fail at once: the fault is on this side.
+        Correlated = "correlated",
+        /// Enforcement is not what it should be.
+        NotEnforcing = "not_enforcing",
+    }
+}
+
+/// An event with its time.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct EventRecord {
+    /// When it happened.
+    pub time: Timestamp,
+    /// What happened.
+    #[serde(flatten)]
+    pub event: Event,
+}
+
+/// What happened. The variant is the key `kind`.
+///
+/// `workload` and `netns` say whose row it is, as in `status`. `pid` and `comm` are the process
+/// that called `connect()` and the name of its thread.
+#[expect(missing_docs, reason = "fields that repeat their meaning in `status`")]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "kind", rename_all = "snake_case")]
+pub enum Event {
+    /// A breaker changed state.
+    Breaker {
+        destination: String,
+        workload: String,
+        netns: Option<u64>,
+        from: State,
+        to: State,
+        reason: Reason,
+        generation: u32,
+    },
+    /// A timeout fired, or would have (`mode` is observe).
+    Timeout {
+        destination: String,
+        workload: String,
+        netns: Option<u64>,
+        which: TimeoutKind,
+        /// The timeout's value.
+        value_ms: u64,
+        /// The time it really took.
+        elapsed_ms: u64,
+        pid: u32,
+        comm: String,
+        mode: Mode,
+    },
+    /// Calls were refused, or would have been (`mode` is observe). At most one a second and row.
+    Rejected {
+        destination: String,
+        workload: String,
+        netns: Option<u64>,
+        /// A word of [`super::Rejections`].
+        reason: String,
+        /// Calls since the last such event of the row, this one included.
+        count: u64,
+        pid: u32,
+        comm: String,
+        mode: Mode,
+        generation: u32,
+    },
+    /// A connect was made to wait.
+    Held {
+        destination: String,
+        workload: String,
+        netns: Option<u64>,
+        /// A word of [`super::Held`].
+        reason: String,
+        hold_ms: u64,
+        pid: u32,
+        comm: String,
+    },
+    /// A retry budget ran out or filled again.
+    RetryBudget {
+        destination: String,
+        workload: String,
+        netns: Option<u64>,
+        exhausted: bool,
+        ratio: f64,
+        budget_tokens: f64,
+    },
+    /// Configuration, pause and resume.
+    Config {
+        action: ConfigAction,
+        /// One or more sentences for a person.
+        message: String,
+        /// Who asked for it, if anybody did.
+        by: Option<String>,
+    },
+    /// The agent held back for safety.
+    Safety {
+        action: SafetyAction,
+        destination: Option<String>,
+        workload: Option<String>,
+        message: String,
+    },
+    /// Events were lost; counters were not.
+    Loss {
+        /// How many.
+        lost: u64,
+        message: String,
+    },
+    /// A call failed (only with `all`).
+    Failure {
+        destination: String,
+        workload: String,
+        netns: Option<u64>,
+        window: Window,
+        /// A word of [`super::Failures`].
+        outcome: String,
+        /// The call's number in its window's history.
+        seq: u64,
+        /// When the call before it ended; `None`: it is the first, or that is not known.
+        previous_call_time: Option<Timestamp>,
+        generation: u32,
+        latency_us: u64,
+    },
+    /// A run of calls that did not fail (only with `all`).
+    Calls {
+        destination: String,
+        workload: String,
+        netns: Option<u64>,
+        window: Window,
+        from_seq: u64,
+        to_seq: u64,
+        first_time: Timestamp,
+        last_time: Timestamp,
+        latency_us: CallsLatency,
+        slow: u64,
+    },
+}
+
+impl Event {
+    /// Whether it is shown only when all events are asked for.
+    pub const fn only_with_all(&self) -> bool {
+        matches!(self, Self::Failure { .. } | Self::Calls { .. })
+    }
+
+    /// The word of `kind`.
+    pub const fn kind(&self) -> &'static str {
+        match self {
+            Self::Breaker { .. } => "breaker",
+            Self::Timeout { .. } => "timeout",
+            Self::Rejected { .. } => "rejected",
+            Self::Held { .. } => "held",
+            Self::RetryBudget { .. } => "retry_budget",
+            Self::Config { .. } => "config",
+            Self::Safety { .. } => "safety",
+            Self::Loss { .. } => "loss",
+            Self::Failure { .. } => "failure",
+            Self::Calls { .. } => "calls",
+        }
+    }
+}
+
+/// Latencies of a run of calls, us; `None`: not measured.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CallsLatency {
+    /// Median.
+    pub p50: Option<u64>,
+    /// 99th percentile.
+    pub p99: Option<u64>,
+    /// Longest.
+    pub max: Option<u64>,
+}

@@ -1,0 +1,289 @@
+//! The JSON compared with the contract.
+
+use std::time::{Duration, SystemTime};
+
+use proptest::prelude::*;
+use serde_json::Value;
+
+use super::*;
+
+/// The skeleton of the contract, word for word.
+const SKELETON: &str = r#"{"version":"0.1.0","mode":"enforce","uptime_ms":1,"lost_events":0,"destinations":[{
+ "destination":"10.0.0.5:5432","workload":"system.slice/billing.service","name":null,"netns":null,"policy":"default",
+ "state":"closed|open|half_open|forced_open|forced_closed","state_age_ms":1,
+ "reason":{"window":"connects|exchanges|none","kind":"failure_rate|consecutive_failures|slow_call_rate|probe_failed|manual|none","value":0.6,"threshold":0.5},
+ "next_probe_in_ms":null,"generation":3,"next_redial_in_ms":null,"bypassed_for_safety":false,
+ "windows":{"connects":{"calls":20,"failures":12,"failure_rate":0.6,"consecutive":5},
+            "exchanges":{"calls":20,"failures":0,"failure_rate":0.0,"consecutive":0,"slow_calls":0,"slow_call_rate":0.0}},
+ "attempts":0,"established":0,"responses":0,"in_flight":0,"abandoned":0,"stale":0,"local":0,
+ "failures":{"refused":0,"connect_timeout":0,"unreachable":0,"reset":0,"closed_early":0,"hung":0,"gave_up":0,"read_timeout":0,"write_timeout":0,"deadline":0,"status":0,"other":0},
+ "rejected":{"breaker":0,"retry_budget":0,"retry_limit":0,"deadline":0,"limit":0},
+ "would_reject":{"breaker":0,"retry_budget":0,"retry_limit":0,"deadline":0,"limit":0},
+ "held":{"backoff":0,"spin":0},"would_timeout":0,"hung_recovered":0,
+ "retry":{"retries":0,"ratio":0.0,"budget_tokens":0.0,"non_idempotent":0},
+ "connect_latency_us":{"count":0,"p50":0,"p90":0,"p99":0,"p999":0,"max":0},
+ "response_latency_us":{"count":0,"p50":0,"p90":0,"p99":0,"p999":0,"max":0},
+ "timeouts_ms":{"connect":2000,"read":null,"write":null,"deadline":null,"stall":null,"keepalive":null}}]}"#;
+
+/// A row as a destination shows itself after its first connect.
+pub(crate) fn row(destination: &str) -> Row {
+    Row {
+        destination: destination.to_owned(),
+        workload: "system.slice/billing.service".to_owned(),
+        name: None,
+        netns: Some(4_026_531_840),
+        policy: "default".to_owned(),
+        state: State::Closed,
+        state_age_ms: 1,
+        reason: Reason::NONE,
+        next_probe_in_ms: None,
+        generation: 3,
+        next_redial_in_ms: None,
+        bypassed_for_safety: false,
+        windows: Windows::default(),
+        attempts: 1,
+        established: 1,
+        responses: 0,
+        in_flight: 0,
+        abandoned: 0,
+        stale: 0,
+        local: 0,
+        failures: Failures::default(),
+        rejected: Rejections::default(),
+        would_reject: Rejections::default(),
+        held: Held::default(),
+        would_timeout: 0,
+        hung_recovered: 0,
+        retry: Retry::default(),
+        connect_latency_us: Latency::default(),
+        response_latency_us: Latency::default(),
+        timeouts_ms: TimeoutsMs {
+            connect: Some(2000),
+            ..TimeoutsMs::default()
+        },
+    }
+}
+
+pub(crate) fn envelope(destinations: Vec<Row>) -> StatusEnvelope {
+    StatusEnvelope {
+        version: "0.1.0".to_owned(),
+        mode: Mode::Enforce,
+        uptime_ms: 11_520_000,
+        lost_events: 0,
+        paused: None,
+        destinations,
+    }
+}
+
+/// The keys of a JSON text in the order in which they are written, each with its depth.
+/// Escapes do not occur in these texts.
+fn keys(json: &str) -> Vec<(usize, String)> {
+    let mut keys = Vec::new();
+    let mut depth = 0;
+    let mut rest = json;
+    while let Some(at) = rest.find(['{', '[', '}', ']', '"']) {
+        let found = rest.as_bytes()[at];
+        rest = &rest[at + 1..];
+        match found {
+            b'{' | b'[' => depth += 1,
+            b'}' | b']' => depth -= 1,
+            _ => {
+                let end = rest.find('"').unwrap();
+                let text = &rest[..end];
+                rest = &rest[end + 1..];
+                if rest.trim_start().starts_with(':') {
+                    keys.push((depth, text.to_owned()));
+                }
+            }
+        }
+    }
+    keys
+}
+
+fn event(event: Event) -> String {
+    let time = Timestamp::from_unix_ms(1_795_867_384_123);
+    serde_json::to_string(&EventRecord { time, event }).unwrap()
+}
+
+#[test]
+fn the_envelope_has_the_keys_of_the_contract_in_their_order() {
+    let mut ours = keys(&serde_json::to_string(&envelope(vec![row("10.0.0.5:5432")])).unwrap());
+    // The one addition, after lost_events.
+    assert_eq!(ours.remove(4), (1, "paused".to_owned()));
+    assert_eq!(ours, keys(SKELETON));
+}
+
+#[test]
+fn words_are_those_of_the_contract() {
+    let skeleton: Value = serde_json::from_str(SKELETON).unwrap();
+    let row = &skeleton["destinations"][0];
+    let joined = |words: &[&str]| Value::from(words.join("|"));
+    let states: Vec<_> = State::ALL.iter().map(|w| w.as_str()).collect();
+    let windows: Vec<_> = Window::ALL.iter().map(|w| w.as_str()).collect();
+    let kinds: Vec<_> = ReasonKind::ALL.iter().map(|w| w.as_str()).collect();
+    assert_eq!(joined(&states), row["state"]);
+    assert_eq!(joined(&windows), row["reason"]["window"]);
+    assert_eq!(joined(&kinds), row["reason"]["kind"]);
+    for state in State::ALL {
+        assert_eq!(serde_json::to_value(state).unwrap(), state.as_str());
+    }
+}
+
+#[test]
+fn failures_and_rejections_name_every_key() {
+    let json = serde_json::to_value(row("a")).unwrap();
+    let keys =
+        |key: &str| -> Vec<String> { json[key].as_object().unwrap().keys().cloned().collect() };
+    let mut failures: Vec<_> = Failures::default().each().map(|(word, _)| word).to_vec();
+    let mut reasons: Vec<_> = Rejections::default().each().map(|(word, _)| word).to_vec();
+    failures.sort_unstable();
+    reasons.sort_unstable();
+    assert_eq!(failures, keys("failures"));
+    assert_eq!(reasons, keys("rejected"));
+}
+
+#[test]
+fn percentiles_are_null_without_calls_and_the_reason_is_zero() {
+    let json = serde_json::to_value(row("a")).unwrap();
+    assert_eq!(
+        serde_json::to_string(&json["connect_latency_us"]["p50"]).unwrap(),
+        "null"
+    );
+    assert_eq!(json["connect_latency_us"]["max"], 0);
+    assert_eq!(
+        json["reason"],
+        serde_json::json!({"window":"none","kind":"none","value":0.0,"threshold":0.0})
+    );
+}
+
+#[test]
+fn rows_are_sorted_worst_first() {
+    let with = |name: &str, change: &dyn Fn(&mut Row)| {
+        let mut row = row(name);
+        change(&mut row);
+        row
+    };
+    let mut envelope = envelope(vec![
+        with("f", &|_| {}),
+        with("e", &|_| {}),
+        with("d", &|row| row.failures.refused = 1),
+        with("z", &|row| row.bypassed_for_safety = true),
+        with("y", &|row| row.state = State::HalfOpen),
+        with("x", &|row| row.state = State::ForcedOpen),
+        with("w", &|row| {
+            row.state = State::Open;
+            row.failures.other = 7;
+        }),
+    ]);
+    envelope.sort();
+    let order: Vec<_> = envelope
+        .destinations
+        .iter()
+        .map(|r| r.destination.as_str())
+        .collect();
+    assert_eq!(order, ["w", "x", "y", "z", "d", "e", "f"]);
+}
+
+#[test]
+fn events_have_the_keys_of_the_contract() {
+    let breaker = event(Event::Breaker {
+        destination: "10.0.0.5:5432".to_owned(),
+        workload: "w".to_owned(),
+        netns: Some(1),
+        from: State::Closed,
+        to: State::Open,
+        reason: Reason {
+            window: Window::Connects,
+            kind: ReasonKind::ConsecutiveFailures,
+            value: 5.0,
+            threshold: 5.0,
+        },
+        generation: 4,
+    });
+    assert_eq!(
+        breaker,
+        r#"{"time":"2026-11-28T12:03:04.123Z","kind":"breaker","destination":"10.0.0.5:5432","workload":"w","netns":1,"from":"closed","to":"open","reason":{"window":"connects","kind":"consecutive_failures","value":5.0,"threshold":5.0},"generation":4}"#
+    );
+    let failure = event(Event::Failure {
+        destination: "d".to_owned(),
+        workload: "w".to_owned(),
+        netns: Some(1),
+        window: Window::Connects,
+        outcome: "refused".to_owned(),
+        seq: 41,
+        previous_call_time: None,
+        generation: 3,
+        latency_us: 210,
+    });
+    let contract = r#"{"time":0,"kind":"failure","destination":0,"workload":0,"netns":0,"window":"connects","outcome":"refused","seq":41,"previous_call_time":0,"generation":3,"latency_us":210}"#;
+    assert_eq!(keys(&failure), keys(contract));
+    let calls = event(Event::Calls {
+        destination: "d".to_owned(),
+        workload: "w".to_owned(),
+        netns: Some(1),
+        window: Window::Exchanges,
+        from_seq: 1,
+        to_seq: 40,
+        first_time: Timestamp::from_unix_ms(1),
+        last_time: Timestamp::from_unix_ms(2),
+        latency_us: CallsLatency::default(),
+        slow: 0,
+    });
+    let contract = r#"{"time":0,"kind":"calls","destination":0,"workload":0,"netns":0,"window":"exchanges","from_seq":1,"to_seq":40,"first_time":0,"last_time":0,"latency_us":{"p50":0,"p99":0,"max":0},"slow":0}"#;
+    assert_eq!(keys(&calls), keys(contract));
+    for line in [breaker, failure, calls] {
+        let record: EventRecord = serde_json::from_str(&line).unwrap();
+        assert_eq!(serde_json::to_string(&record).unwrap(), line);
+        assert!(line.contains(&format!("\"kind\":\"{}\"", record.event.kind())));
+    }
+}
+
+#[test]
+fn durations_of_for() {
+    assert_eq!(parse_for("15m"), Ok(Duration::from_secs(900)));
+    assert_eq!(parse_for("1h 30m"), Ok(Duration::from_secs(5400)));
+    assert_eq!(parse_for("250ms"), Ok(Duration::from_millis(250)));
+    for bad in [
+        "",
+        "0s",
+        "10",
+        "-1s",
+        "soon",
+        "100us",
+        "400days",
+        "99999999999999999999s",
+    ] {
+        let message = parse_for(bad).unwrap_err();
+        assert!(
+            message.contains("want a duration from 1ms"),
+            "{bad}: {message}"
+        );
+    }
+}
+
+#[test]
+fn times_are_rfc_3339_in_utc() {
+    assert_eq!(Timestamp::default().to_string(), "1970-01-01T00:00:00.000Z");
+    assert_eq!(
+        Timestamp::from_unix_ms(u64::MAX).to_string(),
+        "9999-12-31T23:59:59.999Z"
+    );
+    assert_eq!(
+        Timestamp::from_unix_ms(1_795_867_384_123).short(),
+        "11-28 12:03:04.123"
+    );
+    let before_1970 = SystemTime::UNIX_EPOCH - Duration::from_secs(1);
+    assert_eq!(Timestamp::from(before_1970), Timestamp::default());
+    let shifted: Timestamp = serde_json::from_str("\"2026-11-28T13:03:04.123+01:00\"").unwrap();
+    assert_eq!(shifted.unix_ms(), 1_795_867_384_123);
+}
+
+proptest! {
+    #[test]
+    fn times_survive_json(ms in 0u64..=253_402_300_799_999) {
+        let time = Timestamp::from_unix_ms(ms);
+        let json = serde_json::to_string(&time).unwrap();
+        prop_assert_eq!(json.len(), 26);
+        prop_assert_eq!(serde_json::from_str::<Timestamp>(&json).unwrap(), time);
+    }
+}
