@@ -1,5 +1,8 @@
 //! Backstop's build, test and measuring commands.
-#![allow(clippy::print_stdout, reason = "the commands' results go to standard output")]
+#![allow(
+    clippy::print_stdout,
+    reason = "the commands' results go to standard output"
+)]
 
 mod apt;
 mod ebpf;
@@ -16,7 +19,11 @@ use clap::{Parser, Subcommand};
 /// `cargo build` and `cargo test` alone work with a stable compiler and nothing else; these
 /// commands do the rest, and install what they need themselves.
 #[derive(Debug, Parser)]
-#[command(name = "cargo xtask", bin_name = "cargo xtask", disable_version_flag = true)]
+#[command(
+    name = "cargo xtask",
+    bin_name = "cargo xtask",
+    disable_version_flag = true
+)]
 struct Arguments {
     #[command(subcommand)]
     command: Task,
@@ -33,7 +40,12 @@ enum Task {
 }
 
 fn main() -> ExitCode {
-    match run(Arguments::parse().command) {
+    let result = if std::env::var_os(ebpf::wrapper::VARIABLE).is_some() {
+        ebpf::wrapper::exec(std::env::args_os().skip(1))
+    } else {
+        run(Arguments::parse().command)
+    };
+    match result {
         Ok(code) => code,
         Err(error) => {
             eprintln!("xtask: {error:#}");

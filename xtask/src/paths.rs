@@ -9,7 +9,9 @@ pub fn root() -> PathBuf {
     // started by hand.
     let package = std::env::var_os("CARGO_MANIFEST_DIR")
         .map_or_else(|| PathBuf::from(env!("CARGO_MANIFEST_DIR")), PathBuf::from);
-    package.parent().map_or_else(|| package.clone(), Path::to_path_buf)
+    package
+        .parent()
+        .map_or_else(|| package.clone(), Path::to_path_buf)
 }
 
 /// Cargo's target folder: `$CARGO_TARGET_DIR`, else `target` below the root.
@@ -45,7 +47,9 @@ pub fn cargo_home() -> Option<PathBuf> {
 
 /// The user's home folder, if the environment names one.
 pub fn home() -> Option<PathBuf> {
-    std::env::var_os("HOME").map(PathBuf::from).filter(|home| home.parent().is_some())
+    std::env::var_os("HOME")
+        .map(PathBuf::from)
+        .filter(|home| home.parent().is_some())
 }
 
 /// Every regular file below a folder, sorted, as paths relative to it.

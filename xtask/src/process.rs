@@ -29,7 +29,9 @@ pub fn describe(command: &Command) -> String {
 /// When the program cannot be started.
 pub fn status(command: &mut Command) -> Result<ExitStatus> {
     eprintln!("+ {}", describe(command));
-    command.status().with_context(|| format!("start `{}`", describe(command)))
+    command
+        .status()
+        .with_context(|| format!("start `{}`", describe(command)))
 }
 
 /// Runs a command with this terminal's output; anything but success is an error.
@@ -67,7 +69,9 @@ pub fn output(command: &mut Command) -> Result<String> {
 
 /// Whether a program of this name is on the PATH.
 pub fn exists(program: impl AsRef<OsStr>) -> bool {
-    let Some(path) = std::env::var_os("PATH") else { return false };
+    let Some(path) = std::env::var_os("PATH") else {
+        return false;
+    };
     let program = program.as_ref();
     std::env::split_paths(&path).any(|folder| folder.join(program).is_file())
 }
@@ -91,7 +95,12 @@ pub fn clean(command: &mut Command) {
     for (name, _) in std::env::vars_os() {
         let Some(name) = name.to_str() else { continue };
         let package = name.starts_with("CARGO_PKG_") || name.starts_with("CARGO_MANIFEST_");
-        if package || matches!(name, "LD_LIBRARY_PATH" | "CARGO_BIN_NAME" | "CARGO_CRATE_NAME") {
+        if package
+            || matches!(
+                name,
+                "LD_LIBRARY_PATH" | "CARGO_BIN_NAME" | "CARGO_CRATE_NAME"
+            )
+        {
             command.env_remove(name);
         }
     }

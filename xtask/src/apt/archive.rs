@@ -43,7 +43,10 @@ impl Archive {
             bail!("apt-get and dpkg-deb are needed to look into Debian's archive; neither is here");
         }
         let mirrors = sources::configured()?;
-        let archive = Self { suite: suite.to_owned(), folder: paths::target().join("apt").join(suite) };
+        let archive = Self {
+            suite: suite.to_owned(),
+            folder: paths::target().join("apt").join(suite),
+        };
         archive.prepare(&mirrors)?;
         Ok(archive)
     }
@@ -60,8 +63,15 @@ impl Archive {
                 .with_context(|| format!("create the folder {}", folder.display()))?;
         }
         let list = self.folder.join("sources.list");
-        let uri = if self.suite.ends_with("-security") { &mirrors.security } else { &mirrors.main };
-        let line = format!("deb [signed-by={}] {uri} {} main\n", mirrors.keyring, self.suite);
+        let uri = if self.suite.ends_with("-security") {
+            &mirrors.security
+        } else {
+            &mirrors.main
+        };
+        let line = format!(
+            "deb [signed-by={}] {uri} {} main\n",
+            mirrors.keyring, self.suite
+        );
         let unchanged = fs::read_to_string(&list).is_ok_and(|old| old == line);
         fs::write(&list, line).with_context(|| format!("write {}", list.display()))?;
         fs::write(self.config(), self.config_text())
@@ -70,7 +80,11 @@ impl Archive {
         let stamp = self.folder.join("updated");
         let fresh = fs::metadata(&stamp)
             .and_then(|meta| meta.modified())
-            .is_ok_and(|at| SystemTime::now().duration_since(at).is_ok_and(|age| age < LISTS_FRESH));
+            .is_ok_and(|at| {
+                SystemTime::now()
+                    .duration_since(at)
+                    .is_ok_and(|age| age < LISTS_FRESH)
+            });
         if unchanged && fresh {
             return Ok(());
         }
@@ -110,7 +124,10 @@ impl Archive {
 
     fn apt(&self, program: &str) -> Command {
         let mut command = Command::new(program);
-        command.arg("-c").arg(self.config()).env("LC_ALL", "C.UTF-8");
+        command
+            .arg("-c")
+            .arg(self.config())
+            .env("LC_ALL", "C.UTF-8");
         command
     }
 
@@ -149,9 +166,16 @@ impl Archive {
     }
 
     fn unpack_through(&self, packages: &[String], download: &Path, folder: &Path) -> Result<()> {
-        eprintln!("downloading {} from Debian {}", packages.join(", "), self.suite);
+        eprintln!(
+            "downloading {} from Debian {}",
+            packages.join(", "),
+            self.suite
+        );
         process::output(
-            self.apt("apt-get").current_dir(download).args(["-q=2", "download"]).args(packages),
+            self.apt("apt-get")
+                .current_dir(download)
+                .args(["-q=2", "download"])
+                .args(packages),
         )?;
         fs::create_dir_all(folder)
             .with_context(|| format!("create the folder {}", folder.display()))?;
@@ -172,7 +196,10 @@ fn parse_madison(text: &str) -> Vec<Offer> {
             (fields.next(), fields.next(), fields.next())
             && !kind.ends_with("Sources")
         {
-            let offer = Offer { package: package.to_owned(), version: version.to_owned() };
+            let offer = Offer {
+                package: package.to_owned(),
+                version: version.to_owned(),
+            };
             if !offers.contains(&offer) {
                 offers.push(offer);
             }
@@ -192,7 +219,10 @@ mod tests {
                     rust-src | 1.97.1+dfsg1-1 | mirror:/ sid/main Sources\n";
         assert_eq!(
             parse_madison(text),
-            [Offer { package: "rust-src".into(), version: "1.97.1+dfsg1-1".into() }]
+            [Offer {
+                package: "rust-src".into(),
+                version: "1.97.1+dfsg1-1".into()
+            }]
         );
     }
 

@@ -40,8 +40,14 @@ pub fn configured() -> Result<Mirrors> {
     )?;
     let mut sources = Vec::new();
     for (path, text) in files(Path::new("/etc/apt"))? {
-        let deb822 = path.extension().is_some_and(|extension| extension == "sources");
-        sources.extend(if deb822 { parse_deb822(&text) } else { parse_lines(&text) });
+        let deb822 = path
+            .extension()
+            .is_some_and(|extension| extension == "sources");
+        sources.extend(if deb822 {
+            parse_deb822(&text)
+        } else {
+            parse_lines(&text)
+        });
     }
     choose(&sources, &codename)
         .with_context(|| format!("no source of Debian {codename} is configured in /etc/apt"))
@@ -55,15 +61,20 @@ fn files(folder: &Path) -> Result<Vec<(PathBuf, String)>> {
     found.sort();
     let mut texts = Vec::new();
     for path in found {
-        let known = path.extension().is_some_and(|end| end == "list" || end == "sources");
+        let known = path
+            .extension()
+            .is_some_and(|end| end == "list" || end == "sources");
         if known && path.is_file() {
-            let text = fs::read_to_string(&path)
-                .with_context(|| format!("read {}", path.display()))?;
+            let text =
+                fs::read_to_string(&path).with_context(|| format!("read {}", path.display()))?;
             texts.push((path, text));
         }
     }
     if texts.is_empty() {
-        bail!("{} holds no sources.list and no *.sources", folder.display());
+        bail!(
+            "{} holds no sources.list and no *.sources",
+            folder.display()
+        );
     }
     Ok(texts)
 }
@@ -74,14 +85,20 @@ fn codename(os_release: &str) -> Option<String> {
         .filter_map(|line| line.split_once('='))
         .map(|(key, value)| (key, value.trim_matches('"')))
         .collect();
-    (fields.get("ID") == Some(&"debian"))
-        .then(|| fields.get("VERSION_CODENAME").map(|name| (*name).to_owned()))?
+    (fields.get("ID") == Some(&"debian")).then(|| {
+        fields
+            .get("VERSION_CODENAME")
+            .map(|name| (*name).to_owned())
+    })?
 }
 
 fn choose(sources: &[Source], codename: &str) -> Option<Mirrors> {
     let of = |suite: &str| {
         sources.iter().find(|source| {
-            source.components.iter().any(|component| component == "main")
+            source
+                .components
+                .iter()
+                .any(|component| component == "main")
                 && source.suites.iter().any(|name| name == suite)
         })
     };
@@ -92,7 +109,11 @@ fn choose(sources: &[Source], codename: &str) -> Option<Mirrors> {
         |source| source.uri.clone(),
     );
     let keyring = main.keyring.clone().unwrap_or_else(|| KEYRING.to_owned());
-    Some(Mirrors { main: main.uri.clone(), security, keyring })
+    Some(Mirrors {
+        main: main.uri.clone(),
+        security,
+        keyring,
+    })
 }
 
 /// Parses stanzas of `Key: value` lines (man 5 sources.list, "DEB822-STYLE FORMAT").
@@ -129,7 +150,10 @@ fn stanza(fields: &HashMap<String, String>) -> Vec<Source> {
             uri,
             suites: words("suites"),
             components: words("components"),
-            keyring: fields.get("signed-by").filter(|value| value.starts_with('/')).cloned(),
+            keyring: fields
+                .get("signed-by")
+                .filter(|value| value.starts_with('/'))
+                .cloned(),
         })
         .collect()
 }
@@ -138,19 +162,28 @@ fn stanza(fields: &HashMap<String, String>) -> Vec<Source> {
 fn parse_lines(text: &str) -> Vec<Source> {
     let mut sources = Vec::new();
     for line in text.lines() {
-        let Some(rest) = line.trim().strip_prefix("deb ") else { continue };
+        let Some(rest) = line.trim().strip_prefix("deb ") else {
+            continue;
+        };
         let rest = rest.trim();
         let (options, rest) = match rest.strip_prefix('[').and_then(|tail| tail.split_once(']')) {
             Some((options, rest)) => (options, rest),
             None => ("", rest),
         };
         let mut words = rest.split_whitespace().map(str::to_owned);
-        let (Some(uri), Some(suite)) = (words.next(), words.next()) else { continue };
+        let (Some(uri), Some(suite)) = (words.next(), words.next()) else {
+            continue;
+        };
         let keyring = options
             .split_whitespace()
             .find_map(|option| option.strip_prefix("signed-by="))
             .map(str::to_owned);
-        sources.push(Source { uri, suites: vec![suite], components: words.collect(), keyring });
+        sources.push(Source {
+            uri,
+            suites: vec![suite],
+            components: words.collect(),
+            keyring,
+        });
     }
     sources
 }

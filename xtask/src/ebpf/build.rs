@@ -6,14 +6,14 @@ use std::path::PathBuf;
 
 use anyhow::{Context as _, Result, bail};
 
-use super::{Tools, strip};
+use super::{Tools, strip, wrapper};
 use crate::{paths, process};
 
 /// The package's binary.
 const BINARY: &str = "backstop-ebpf";
 
 /// The target: one little-endian object for every supported machine.
-const TARGET: &str = "bpfel-unknown-none";
+pub const TARGET: &str = "bpfel-unknown-none";
 
 /// Flags that shape the object.
 pub const FLAGS: [&str; 4] = [
@@ -43,12 +43,27 @@ pub fn build(tools: &Tools) -> Result<Vec<u8>> {
     }
     let mut command = tools.toolchain.cargo();
     command
-        .args(["build", "--release", "--locked", "--package", "agent-ebpf", "--bin", BINARY])
+        .args([
+            "build",
+            "--release",
+            "--locked",
+            "--package",
+            "agent-ebpf",
+            "--bin",
+            BINARY,
+        ])
         .args(["--target", TARGET, "-Z", "build-std=core", "--target-dir"])
         .arg(&target)
-        // The linker by the environment, not as a flag: flags enter the symbols' hashes.
-        .env("CARGO_TARGET_BPFEL_UNKNOWN_NONE_LINKER", &tools.toolchain.linker)
+        .env(
+            "CARGO_TARGET_BPFEL_UNKNOWN_NONE_LINKER",
+            &tools.toolchain.linker,
+        )
         .env("CARGO_ENCODED_RUSTFLAGS", flags.join("\u{1f}".as_ref()))
+        .env(
+            "RUSTC_WRAPPER",
+            std::env::current_exe().context("find this program's path")?,
+        )
+        .env(wrapper::VARIABLE, "1")
         // Where cargo looks for the standard library's source instead of the toolchain.
         .env("__CARGO_TESTS_ONLY_SRC_ROOT", &tools.core.library)
         // The agent's release profile is not the object's.
@@ -65,7 +80,10 @@ pub fn build(tools: &Tools) -> Result<Vec<u8>> {
     let bytes = strip::strip(&bytes).with_context(|| format!("strip {}", built.display()))?;
     let found = leaks(&bytes, &traces(tools));
     if !found.is_empty() {
-        bail!("the object holds what is only true of this machine: {}", found.join(", "));
+        bail!(
+            "the object holds what is only true of this machine: {}",
+            found.join(", ")
+        );
     }
     Ok(bytes)
 }
@@ -100,7 +118,11 @@ fn remaps(tools: &Tools) -> Result<Vec<(PathBuf, &'static str)>> {
 
 /// Texts that must not be in the object.
 fn traces(tools: &Tools) -> Vec<String> {
-    let mut traces = vec!["registry/src".to_owned(), "http:".to_owned(), "https:".to_owned()];
+    let mut traces = vec![
+        "registry/src".to_owned(),
+        "http:".to_owned(),
+        "https:".to_owned(),
+    ];
     let folders = [Some(paths::root()), paths::home(), paths::cargo_home()];
     let folders = folders.into_iter().flatten();
     for folder in folders.chain([tools.toolchain.sysroot.clone(), tools.core.library.clone()]) {

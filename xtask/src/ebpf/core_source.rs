@@ -81,7 +81,10 @@ impl CoreSource {
     fn installed(toolchain: &Toolchain) -> Option<Self> {
         let library = toolchain.sysroot.join("lib/rustlib/src/rust/library");
         let origin = format!("rust-src of {}", toolchain.rustc);
-        library.join("core/src/lib.rs").is_file().then_some(Self { library, origin })
+        library
+            .join("core/src/lib.rs")
+            .is_file()
+            .then_some(Self { library, origin })
     }
 
     fn folder(minor: &str) -> PathBuf {
@@ -92,7 +95,10 @@ impl CoreSource {
         let folder = Self::folder(minor);
         let version = fs::read_to_string(folder.join("version")).ok()?;
         let library = library_below(&folder)?;
-        Some(Self { library, origin: format!("debian rust-src {}", version.trim()) })
+        Some(Self {
+            library,
+            origin: format!("debian rust-src {}", version.trim()),
+        })
     }
 
     fn from_debian(toolchain: &Toolchain) -> Result<Self> {
@@ -114,8 +120,7 @@ impl CoreSource {
             .with_context(|| format!("no rust-src {minor} among {} on offer", offers.len()))?;
         let folder = Self::folder(minor);
         if folder.exists() {
-            fs::remove_dir_all(&folder)
-                .with_context(|| format!("remove {}", folder.display()))?;
+            fs::remove_dir_all(&folder).with_context(|| format!("remove {}", folder.display()))?;
         }
         archive.unpack(&[format!("rust-src={}", offer.version)], &folder)?;
         // Written last: an interrupted download is no source.
@@ -126,10 +131,13 @@ impl CoreSource {
     }
 
     fn from_rustup(toolchain: &Toolchain) -> Result<Self> {
-        process::output(
-            Command::new("rustup")
-                .args(["component", "add", "rust-src", "--toolchain", &toolchain.name]),
-        )?;
+        process::output(Command::new("rustup").args([
+            "component",
+            "add",
+            "rust-src",
+            "--toolchain",
+            &toolchain.name,
+        ]))?;
         Self::installed(toolchain).context("rustup added rust-src, yet it is not there")
     }
 }
@@ -154,12 +162,19 @@ mod tests {
     use crate::apt::archive::Offer;
 
     fn offer(version: &str) -> Offer {
-        Offer { package: "rust-src".into(), version: version.into() }
+        Offer {
+            package: "rust-src".into(),
+            version: version.into(),
+        }
     }
 
     #[test]
     fn only_the_same_minor_version_matches() {
-        let offers = [offer("1.98.0+dfsg1-1"), offer("1.97.1+dfsg1-1~bpo13+1"), offer("1.9.7-1")];
+        let offers = [
+            offer("1.98.0+dfsg1-1"),
+            offer("1.97.1+dfsg1-1~bpo13+1"),
+            offer("1.9.7-1"),
+        ];
         assert_eq!(matching(&offers, "1.97"), Some(&offers[1]));
         assert_eq!(matching(&offers, "1.9"), Some(&offers[2]));
         assert_eq!(matching(&offers, "1.96"), None);

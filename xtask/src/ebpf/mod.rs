@@ -9,6 +9,7 @@ mod core_source;
 mod record;
 mod strip;
 mod toolchain;
+pub mod wrapper;
 
 use std::fs;
 
@@ -69,6 +70,11 @@ pub fn run() -> Result<()> {
     fs::write(&object, &bytes).with_context(|| format!("write {}", object.display()))?;
     record.write()?;
     let state = if unchanged { "unchanged" } else { "new" };
-    println!("{}: {} bytes, {state}, sha256 {}", object.display(), bytes.len(), record.object_sha256);
+    println!(
+        "{}: {} bytes, {state}, sha256 {}",
+        object.display(),
+        bytes.len(),
+        record.object_sha256
+    );
     Ok(())
 }

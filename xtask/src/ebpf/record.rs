@@ -176,7 +176,10 @@ struct Locked {
 
 fn shaping(lock: Lock) -> BTreeMap<String, String> {
     let ours = |name: &str| SHAPING.iter().any(|prefix| name.starts_with(prefix));
-    let packages = lock.package.into_iter().filter(|package| ours(&package.name));
+    let packages = lock
+        .package
+        .into_iter()
+        .filter(|package| ours(&package.name));
     packages
         .map(|package| {
             let checksum = package.checksum.unwrap_or_else(|| "local".to_owned());
@@ -205,12 +208,18 @@ mod tests {
         fs::write(folder.path().join("a"), "1").unwrap();
         fs::write(folder.path().join("b"), "2").unwrap();
         let both = hash_files(folder.path(), &["a".into(), "b".into()]).unwrap();
-        assert_eq!(hash_files(folder.path(), &["b".into(), "a".into()]).unwrap(), both);
+        assert_eq!(
+            hash_files(folder.path(), &["b".into(), "a".into()]).unwrap(),
+            both
+        );
         fs::rename(folder.path().join("b"), folder.path().join("c")).unwrap();
         let renamed = hash_files(folder.path(), &["a".into(), "c".into()]).unwrap();
         assert_ne!(renamed, both);
         fs::write(folder.path().join("c"), "3").unwrap();
-        assert_ne!(hash_files(folder.path(), &["a".into(), "c".into()]).unwrap(), renamed);
+        assert_ne!(
+            hash_files(folder.path(), &["a".into(), "c".into()]).unwrap(),
+            renamed
+        );
     }
 
     #[test]
@@ -228,7 +237,13 @@ mod tests {
             version = "3.0.0"
         "#;
         let found = shaping(toml::from_str(lock).unwrap());
-        let found: Vec<_> = found.iter().map(|(k, v)| (k.as_str(), v.as_str())).collect();
-        assert_eq!(found, [("aya-ebpf-cty", "1.0.0 c0"), ("bytemuck", "3.0.0 local")]);
+        let found: Vec<_> = found
+            .iter()
+            .map(|(k, v)| (k.as_str(), v.as_str()))
+            .collect();
+        assert_eq!(
+            found,
+            [("aya-ebpf-cty", "1.0.0 c0"), ("bytemuck", "3.0.0 local")]
+        );
     }
 }

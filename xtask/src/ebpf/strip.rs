@@ -16,7 +16,11 @@ pub fn strip(bytes: &[u8]) -> Result<Vec<u8>> {
     }
     builder.delete_orphans();
     // LLVM keeps the names of sections and symbols in one table; the writer wants two.
-    if !builder.sections.iter().any(|section| matches!(section.data, SectionData::SectionString)) {
+    if !builder
+        .sections
+        .iter()
+        .any(|section| matches!(section.data, SectionData::SectionString))
+    {
         let names = builder.sections.add();
         names.name = ".shstrtab".into();
         names.sh_type = SHT_STRTAB;
@@ -24,7 +28,9 @@ pub fn strip(bytes: &[u8]) -> Result<Vec<u8>> {
         names.data = SectionData::SectionString;
     }
     let mut stripped = Vec::new();
-    builder.write(&mut stripped).context("write the stripped object")?;
+    builder
+        .write(&mut stripped)
+        .context("write the stripped object")?;
     Ok(stripped)
 }
 

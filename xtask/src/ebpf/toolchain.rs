@@ -43,16 +43,31 @@ impl Toolchain {
             install_linker(&name)?;
         }
         let linker_version = linker_version().with_context(|| {
-            format!("{} is not bpf-linker {LINKER_VERSION} even now", linker.display())
+            format!(
+                "{} is not bpf-linker {LINKER_VERSION} even now",
+                linker.display()
+            )
         })?;
-        Ok(Self { name, rustc, sysroot, linker, linker_version })
+        Ok(Self {
+            name,
+            rustc,
+            sysroot,
+            linker,
+            linker_version,
+        })
     }
 
     /// Compiler and linker, if both are here.
     pub fn at_hand() -> Option<Self> {
         let (name, rustc, sysroot) = compiler().ok()?;
         let linker_version = linker_version()?;
-        Some(Self { name, rustc, sysroot, linker: linker_path(), linker_version })
+        Some(Self {
+            name,
+            rustc,
+            sysroot,
+            linker: linker_path(),
+            linker_version,
+        })
     }
 
     /// `major.minor` of the compiler, for example `1.97`.
@@ -60,8 +75,7 @@ impl Toolchain {
     /// # Errors
     /// When the version string has another form.
     pub fn minor_version(&self) -> Result<String> {
-        minor_version(&self.rustc)
-            .with_context(|| format!("read the version in '{}'", self.rustc))
+        minor_version(&self.rustc).with_context(|| format!("read the version in '{}'", self.rustc))
     }
 
     /// This toolchain's cargo.
@@ -79,16 +93,29 @@ fn compiler() -> Result<(String, String, PathBuf)> {
         )
     })?;
     let sysroot = process::output(rustup_proxy("rustc", &name).args(["--print", "sysroot"]))?;
-    Ok((name, version.trim().to_owned(), PathBuf::from(sysroot.trim())))
+    Ok((
+        name,
+        version.trim().to_owned(),
+        PathBuf::from(sysroot.trim()),
+    ))
 }
 
 /// A tool of another toolchain than the one that runs us.
 fn rustup_proxy(tool: &str, toolchain: &str) -> Command {
     let mut command = Command::new(tool);
-    command.arg(format!("+{toolchain}")).current_dir(paths::root());
+    command
+        .arg(format!("+{toolchain}"))
+        .current_dir(paths::root());
     process::clean(&mut command);
     // Set by the cargo that runs us; they would bring its compiler and flags into this build.
-    for name in ["CARGO", "RUSTC", "RUSTDOC", "RUSTFLAGS", "RUSTC_WRAPPER", "RUSTUP_TOOLCHAIN"] {
+    for name in [
+        "CARGO",
+        "RUSTC",
+        "RUSTDOC",
+        "RUSTFLAGS",
+        "RUSTC_WRAPPER",
+        "RUSTUP_TOOLCHAIN",
+    ] {
         command.env_remove(name);
     }
     command
@@ -112,8 +139,20 @@ fn install_linker(toolchain: &str) -> Result<()> {
     eprintln!("building bpf-linker {LINKER_VERSION} into target/tools (about a minute)");
     let mut command = rustup_proxy("cargo", toolchain);
     command
-        .args(["install", "bpf-linker", "--version", LINKER_VERSION, "--locked", "--force"])
-        .args(["--no-default-features", "--features", LINKER_FEATURE, "--root"])
+        .args([
+            "install",
+            "bpf-linker",
+            "--version",
+            LINKER_VERSION,
+            "--locked",
+            "--force",
+        ])
+        .args([
+            "--no-default-features",
+            "--features",
+            LINKER_FEATURE,
+            "--root",
+        ])
         .arg(paths::tools())
         .arg("--target-dir")
         .arg(paths::target().join("bpf-linker"));
