@@ -1,1 +1,6 @@
-
+mod bad;
+mod changes;
+mod files;
+mod properties;
+mod resolution;
+mod spelling;
