@@ -1,5 +1,6 @@
 mod bad;
 mod changes;
+mod documentation;
 mod files;
 mod properties;
 mod resolution;
