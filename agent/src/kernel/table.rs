@@ -95,6 +95,11 @@ impl Table {
         }
     }
 
+    /// When the agent was last seen at work.
+    pub fn heartbeat(&self) -> Nanos {
+        Nanos(self.control.read(0).map_or(0, |control| control.heartbeat_ns))
+    }
+
     /// The node's counters.
     pub fn counters(&self) -> Counters {
         self.counters.read(0).unwrap_or(bytemuck::Zeroable::zeroed())
