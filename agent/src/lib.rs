@@ -7,5 +7,6 @@
 pub mod cli;
 pub mod control;
 pub mod core;
+pub mod metrics;
 
 pub mod policy;
