@@ -13,7 +13,11 @@ mod table;
 mod tests;
 mod units;
 
-use std::{io, path::Path, process::ExitCode};
+use std::{
+    io::{self, Write},
+    path::Path,
+    process::ExitCode,
+};
 
 use clap::Parser;
 
@@ -125,7 +129,6 @@ fn ask(client: &Client, command: Command, out: &mut Output<'_>) -> u8 {
 fn report(failure: &Failure) -> u8 {
     let code = failure.exit_code();
     if code != EXIT_DONE {
-        use io::Write as _;
         // With stderr gone, too, there is nobody left to tell.
         let _ = writeln!(io::stderr(), "backstop: {failure}");
     }
