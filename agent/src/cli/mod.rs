@@ -4,6 +4,7 @@
 //! every other command asks the agent over its socket and shows the answer.
 
 mod args;
+mod config;
 mod event_text;
 mod manual;
 mod output;
@@ -24,6 +25,7 @@ use clap::Parser;
 use crate::control::client::{Client, ClientError};
 use output::Output;
 
+pub use config::{check, print_config};
 pub use args::{Cli, Command, ForcedArgs, Listen, RunArgs, Target};
 
 /// Done.

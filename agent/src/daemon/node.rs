@@ -28,7 +28,7 @@ use super::{
     plan::{Plan, Ticks},
     reactor::{Command, Commander, Notice, Order, Reactor},
     settle,
-    tally::Tally,
+    tally::{Subject, Tally},
     view::{self, Viewer, Views},
 };
 use crate::{
@@ -263,7 +263,8 @@ impl Node {
                 },
             );
         }
-        self.tally.failure(self, id, &row, event, destination, workload, time);
+        let subject = Subject { destination, workload, netns: netns(&row) };
+        self.tally.failure(&self.journal, &self.table, id, event, subject, time);
     }
 
     fn rejected(&mut self, id: RowId, event: &agent_common::Event) {
@@ -500,7 +501,7 @@ impl Node {
     fn config(&self) -> ConfigView {
         ConfigView {
             file: self.source.file.as_ref().map(|file| file.display().to_string()),
-            toml: super::scrape::config_text(&self.plan.config),
+            toml: self.plan.config.to_toml(),
             warnings: self.plan.config.warnings(),
         }
     }
@@ -602,7 +603,17 @@ impl Node {
             self.names.keep(|id| used.contains(&id));
             self.gave_up_times();
         }
-        self.tally.calls(self, now);
+        if self.tally.is_due(now) {
+            let clock = WallClock::read();
+            let (names, hidden) = (&mut self.names, &self.hidden);
+            self.tally.calls(&self.journal, &self.table, now, clock, |id, row| {
+                (!hidden.contains(&row.key.cgroup_id)).then(|| Subject {
+                    destination: view::destination(id, row),
+                    workload: view::workload(id, row, names),
+                    netns: netns(row),
+                })
+            });
+        }
     }
 
     /// A program gives up only after three times what the destination usually takes (rule 6).

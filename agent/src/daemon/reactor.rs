@@ -25,10 +25,11 @@ use aya::maps::{MapData, RingBuf};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use tokio::sync::{mpsc, oneshot};
 
-use super::{dialer::Dial, plan::Plan, priority, reaction::Reaction, view::Views};
+use super::{dialer::Dial, plan::Plan, priority, view::Views};
 use crate::{
     core::{Action, DialTarget, Engine, Event, Nanos, ProbeOutcome, Reason, RowId, State},
     kernel::{Table, clock, events},
+    metrics::Reaction,
 };
 
 /// Longest sleep: the heartbeat must be much younger than [`HEARTBEAT_MAX_AGE`].
@@ -340,7 +341,8 @@ impl Worker {
                 Action::SetVerdict { row, verdict, until, probe_limit } => {
                     self.table.set_verdict(row, verdict, until, probe_limit);
                     if let Some(since) = since {
-                        self.reaction.record(clock::now().0.saturating_sub(since));
+                        let took = clock::now().0.saturating_sub(since);
+                        self.reaction.observe(Duration::from_nanos(took));
                     }
                 }
                 Action::Transition { row, from, to, reason, generation } => {

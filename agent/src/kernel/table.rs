@@ -151,6 +151,14 @@ impl Table {
         self.windows.read(index)
     }
 
+    /// One entry of the row's window of connects.
+    pub fn window_entry(&self, index: u32, slot: usize) -> Option<u32> {
+        let window = self.windows.get(index)?;
+        // SAFETY: within the mapping, and within the entries.
+        (slot < agent_common::window::SLOTS)
+            .then(|| unsafe { (&raw const (*window).entries).cast::<u32>().add(slot).read_volatile() })
+    }
+
     /// A copy of a histogram by the row's `histogram` field (slot plus one).
     pub fn histogram(&self, slot_plus_one: u32) -> Option<Histogram> {
         self.histograms.read(slot_plus_one.checked_sub(1)?)
