@@ -4,6 +4,8 @@
 //! every other command asks the agent over its socket and shows the answer.
 
 mod args;
+#[cfg(test)]
+mod deployed;
 mod event_text;
 mod manual;
 mod output;
