@@ -455,3 +455,19 @@ async fn nobody_on_the_socket_is_exit_code_3() {
         "{message}"
     );
 }
+
+#[tokio::test]
+async fn an_agent_that_goes_away_ends_its_followers_with_exit_code_3() {
+    let backend = Fake::new();
+    backend.kept.lock().unwrap().push(started("one"));
+    let served = serve_fake(&backend, Limits::default());
+    let mut pieces = served
+        .client
+        .stream("/v1/events?follow=true")
+        .await
+        .unwrap();
+    pieces.next().await.unwrap().unwrap();
+    drop(served);
+    let error = pieces.next().await.unwrap_err();
+    assert_eq!(error.exit_code(), 3, "{error}");
+}
