@@ -5,6 +5,8 @@
 
 mod args;
 mod config;
+#[cfg(test)]
+mod deployed;
 mod event_text;
 mod manual;
 mod output;
