@@ -5,10 +5,14 @@
 )]
 
 mod apt;
+mod build;
 mod ebpf;
 mod paths;
 mod process;
+mod run;
+mod test;
 
+use std::ffi::OsString;
 use std::process::ExitCode;
 
 use anyhow::Result;
@@ -31,6 +35,30 @@ struct Arguments {
 
 #[derive(Debug, Subcommand)]
 enum Task {
+    /// Build the one static release binary and say where it lies.
+    Build,
+
+    /// Build the agent and run it: `backstop run ARGUMENTS`.
+    ///
+    /// A stable compiler is all it takes: the kernel object is part of the repository. Asks sudo
+    /// where this is not root. Try `cargo xtask run --print-config`.
+    Run {
+        /// Passed on to `backstop run`.
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        arguments: Vec<OsString>,
+    },
+
+    /// Run every test: unit tests, then the privileged ones against the real kernel.
+    ///
+    /// Installs the Debian packages that the tests need (it names them first; no service is
+    /// started) and packages from PyPI into target/venv. Needs root for the privileged part and
+    /// asks sudo where this is not root. Ends with the list of skipped tests and why, and one line
+    /// `N passed, N failed, N skipped`.
+    Test {
+        /// Run only tests with this text in their names.
+        filter: Option<String>,
+    },
+
     /// Rebuild the committed kernel object and its record.
     ///
     /// Needs a nightly compiler (rustup's `nightly`, or the one named in BACKSTOP_NIGHTLY). Fetches
@@ -43,7 +71,7 @@ fn main() -> ExitCode {
     let result = if std::env::var_os(ebpf::wrapper::VARIABLE).is_some() {
         ebpf::wrapper::exec(std::env::args_os().skip(1))
     } else {
-        run(Arguments::parse().command)
+        perform(Arguments::parse().command)
     };
     match result {
         Ok(code) => code,
@@ -54,8 +82,11 @@ fn main() -> ExitCode {
     }
 }
 
-fn run(task: Task) -> Result<ExitCode> {
+fn perform(task: Task) -> Result<ExitCode> {
     match task {
+        Task::Build => build::run().map(|()| ExitCode::SUCCESS),
+        Task::Run { arguments } => match run::run(&arguments)? {},
+        Task::Test { filter } => test::run(filter.as_deref()),
         Task::Ebpf => ebpf::run().map(|()| ExitCode::SUCCESS),
     }
 }
