@@ -6,6 +6,7 @@
 
 mod apt;
 mod build;
+mod check;
 mod ebpf;
 mod paths;
 mod process;
@@ -59,6 +60,13 @@ enum Task {
         filter: Option<String>,
     },
 
+    /// Check what can be known without running a test; one line for each check.
+    ///
+    /// Formatting, clippy, purity of the core, the kernel object against its sources (and byte by
+    /// byte, where the tools that built it are here), and that no tracked file names a registry
+    /// host, a path of this machine or a loose end. Needs no root and installs nothing.
+    Check,
+
     /// Rebuild the committed kernel object and its record.
     ///
     /// Needs a nightly compiler (rustup's `nightly`, or the one named in BACKSTOP_NIGHTLY). Fetches
@@ -85,6 +93,7 @@ fn main() -> ExitCode {
 fn perform(task: Task) -> Result<ExitCode> {
     match task {
         Task::Build => build::run().map(|()| ExitCode::SUCCESS),
+        Task::Check => check::run(),
         Task::Run { arguments } => match run::run(&arguments)? {},
         Task::Test { filter } => test::run(filter.as_deref()),
         Task::Ebpf => ebpf::run().map(|()| ExitCode::SUCCESS),
