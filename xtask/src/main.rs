@@ -12,9 +12,11 @@ mod paths;
 mod process;
 mod run;
 mod test;
+mod vm;
 
 use std::ffi::OsString;
 use std::process::ExitCode;
+use std::time::Duration;
 
 use anyhow::Result;
 use clap::{Parser, Subcommand};
@@ -67,6 +69,25 @@ enum Task {
     /// host, a path of this machine or a loose end. Needs no root and installs nothing.
     Check,
 
+    /// Boot other kernels in emulated machines and check the agent there.
+    ///
+    /// Installs qemu and busybox, downloads Debian's kernels into target/vm (they are not
+    /// installed), and runs `vmcheck` of the package `tests` in each. No KVM is needed; a kernel
+    /// takes some ten seconds to boot. Prints PASS or FAIL for each.
+    Vm {
+        /// Kernel series to boot, as --list names them; all if none is given.
+        kernels: Vec<String>,
+        /// Only list the series and which kernels have been downloaded.
+        #[arg(long)]
+        list: bool,
+        /// Look for newer kernels than those downloaded before.
+        #[arg(long)]
+        refresh: bool,
+        /// Stop a machine after this many seconds; it has then failed.
+        #[arg(long, default_value_t = 240, value_name = "SECONDS")]
+        limit: u64,
+    },
+
     /// Rebuild the committed kernel object and its record.
     ///
     /// Needs a nightly compiler (rustup's `nightly`, or the one named in BACKSTOP_NIGHTLY). Fetches
@@ -96,6 +117,20 @@ fn perform(task: Task) -> Result<ExitCode> {
         Task::Check => check::run(),
         Task::Run { arguments } => match run::run(&arguments)? {},
         Task::Test { filter } => test::run(filter.as_deref()),
+        Task::Vm {
+            kernels,
+            list,
+            refresh,
+            limit,
+        } => {
+            let limit = Duration::from_secs(limit);
+            vm::run(&vm::Request {
+                kernels,
+                list,
+                refresh,
+                limit,
+            })
+        }
         Task::Ebpf => ebpf::run().map(|()| ExitCode::SUCCESS),
     }
 }

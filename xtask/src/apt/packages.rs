@@ -75,6 +75,7 @@ pub const VM: &[Package] = &[
     package("busybox-static", "the guest's tools"),
     package("libc6-dev", "the static C library of the guest's programs"),
     package("gcc", "the linker of the guest's programs"),
+    package("kmod", "depmod: which kernel module needs which"),
     package(
         "qemu-system-x86",
         "the machine itself, emulated: no KVM needed",
