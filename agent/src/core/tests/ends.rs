@@ -2,7 +2,7 @@
 
 use proptest::prelude::*;
 
-use super::random::{any_op, event_of, settings};
+use super::ops::{POLICIES, any_op, event_of, settings};
 use super::*;
 
 /// Numbers near either end, or anywhere.
@@ -48,7 +48,7 @@ proptest! {
     #[test]
     fn nothing_panics_whatever_comes_whenever(
         seed: u64,
-        policies in prop::collection::vec(extreme_settings(), 3),
+        policies in prop::collection::vec(extreme_settings(), POLICIES),
         steps in prop::collection::vec((extreme(), extreme(), extreme(), any_op()), 1..80),
     ) {
         let policies: Vec<_> = policies.into_iter().map(Arc::new).collect();
