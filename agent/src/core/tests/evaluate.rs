@@ -14,10 +14,16 @@ enum Push {
 }
 
 /// A call as it really was; `None`: number taken, not written.
-type Truth = Option<(Nanos, bool)>;
+pub(super) type Truth = Option<(Nanos, bool)>;
 
 /// Straight from the rule's wording, over the list of all calls.
-fn naive(calls: &[Truth], floor: u64, now: Nanos, s: &BreakerSettings) -> WindowStats {
+pub(super) fn naive(
+    calls: &[Truth],
+    floor: u64,
+    not_before: Nanos,
+    now: Nanos,
+    s: &BreakerSettings,
+) -> WindowStats {
     let counted: Vec<Truth> = calls
         .iter()
         .enumerate()
@@ -25,10 +31,14 @@ fn naive(calls: &[Truth], floor: u64, now: Nanos, s: &BreakerSettings) -> Window
         .filter(|(seq, _)| *seq > floor)
         .map(|(_, truth)| *truth)
         .collect();
-    // Only what comes after the last call that is too old.
+    // Only what comes after the last call that is too old. Times are kept in units of 2^22 ns.
+    let too_old = |at: Nanos| {
+        let kept = Nanos(at.0 >> 22 << 22);
+        now - kept > s.window_age || kept < not_before
+    };
     let first = counted
         .iter()
-        .rposition(|truth| truth.is_some_and(|(at, _)| now.0 - (at.0 >> 22 << 22) > s.window_age.0))
+        .rposition(|truth| truth.is_some_and(|(at, _)| too_old(at)))
         .map_or(0, |index| index + 1);
     let ring = &counted[first.max(counted.len().saturating_sub(SLOTS))..];
     let window = &ring[ring.len().saturating_sub(s.window as usize)..];
@@ -134,7 +144,7 @@ proptest! {
             }
         }
         let got = evaluate(&ring.window, ring.last_seq, floor, now, &s);
-        prop_assert_eq!(got, naive(&truth, floor, now, &s));
+        prop_assert_eq!(got, naive(&truth, floor, Nanos::ZERO, now, &s));
     }
 
     #[test]
