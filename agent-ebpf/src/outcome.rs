@@ -253,7 +253,8 @@ unsafe fn call(stamp: *mut Stamp, row: *mut Row, now: u64, is_failure: bool) -> 
     }
 }
 
-/// Returns the probe's slot and says how it went.
+/// Says how a probe went. Its slot comes back only if the probe said nothing: after a success or a
+/// failure the agent decides who may go next, so that never more than the allowed probes leave.
 #[inline(always)]
 unsafe fn probe_ended(
     stamp: *mut Stamp,
@@ -265,7 +266,9 @@ unsafe fn probe_ended(
 ) {
     // SAFETY: by contract, map memory.
     unsafe {
-        probes::give_back(row, (*stamp).generation);
+        if outcome == OUTCOME_ABANDONED || outcome == OUTCOME_LOCAL {
+            probes::give_back(row, (*stamp).generation);
+        }
         events::send(&Event {
             kind: EventKind::PROBE_ENDED,
             row: (*stamp).row,
