@@ -86,8 +86,8 @@ pub(super) fn naive(
 
 fn pushes() -> impl Strategy<Value = Vec<(u64, Push)>> {
     let push = prop_oneof![
-        5 => Just(Push::Ok),
-        5 => Just(Push::Failed),
+        3 => Just(Push::Ok),
+        7 => Just(Push::Failed),
         1 => Just(Push::Unwritten),
     ];
     let wait = prop_oneof![5 => 0u64..10_000_000, 1 => 0u64..2_000_000_000];
@@ -97,7 +97,7 @@ fn pushes() -> impl Strategy<Value = Vec<(u64, Push)>> {
 fn settings() -> impl Strategy<Value = BreakerSettings> {
     (
         prop::option::of(0.0f64..=1.0),
-        1u32..=128,
+        prop_oneof![1u32..=6, 1u32..=128],
         0u32..20,
         0u32..12,
         0u64..6_000_000_000,
@@ -215,4 +215,21 @@ fn a_threshold_of_nothing_still_takes_a_failure() {
     assert_eq!(evaluate(&ring.window, 1, 0, secs(1), &s).trip, None);
     ring.push(secs(1), true);
     assert!(evaluate(&ring.window, 2, 0, secs(1), &s).trip.is_some());
+}
+
+#[test]
+fn a_run_may_be_longer_than_the_window() {
+    let s = BreakerSettings {
+        window: 3,
+        failure_rate: None,
+        consecutive_failures: 6,
+        ..BreakerSettings::default()
+    };
+    let mut ring = Ring::new();
+    for calls in 1..=6 {
+        ring.push(secs(1), true);
+        let stats = evaluate(&ring.window, ring.last_seq, 0, secs(1), &s);
+        assert_eq!((stats.calls, stats.consecutive), (calls.min(3), calls));
+        assert_eq!(stats.trip.is_some(), calls == 6);
+    }
 }

@@ -6,7 +6,7 @@ use agent_common::Verdict;
 use proptest::prelude::*;
 
 use super::evaluate::Truth;
-use super::model::Model;
+use super::model::{Model, ModelRow};
 use super::ops::{Op, POLICIES, ROWS, any_op, event_of, settings, target_of};
 use super::*;
 
@@ -217,6 +217,9 @@ impl Driver {
                     assert_eq!(self.seen.verdicts[&row.index].0.generation, generation);
                 }
                 Action::Dial { target } => {
+                    let waiting =
+                        |known: &ModelRow| known.target == target && known.waits_for_redial();
+                    assert!(self.model.rows.values().any(waiting), "nobody waits for it");
                     let last = self.seen.last_dial.insert(target, self.now);
                     assert!(last.is_none_or(|at| self.now - at >= millis(400)));
                     let flying = self.seen.in_flight.insert(target, self.now);
