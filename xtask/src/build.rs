@@ -28,7 +28,10 @@ pub fn release(package: &str, binary: &str) -> Result<PathBuf> {
         ])
         .args(["--target", &target])
         .env("CARGO_ENCODED_RUSTFLAGS", "-Ctarget-feature=+crt-static");
-    process::run(&mut command)?;
+    process::run(&mut command).context(
+        "build a static binary (it needs a linker and a static C library: gcc and libc6-dev on \
+         Debian, gcc and glibc-static on Fedora)",
+    )?;
     let path = paths::target().join(&target).join("release").join(binary);
     if !path.is_file() {
         bail!("cargo built {binary}, yet {} is not there", path.display());

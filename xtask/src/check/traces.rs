@@ -85,6 +85,8 @@ fn tracked(root: &Path) -> anyhow::Result<Vec<PathBuf>> {
     // Files not yet added count too: they are what is committed next.
     let text = process::output(
         Command::new("git")
+            // A checkout that belongs to another user (a container's) is as good.
+            .args(["-c", "safe.directory=*"])
             .args([
                 "ls-files",
                 "-z",

@@ -90,14 +90,14 @@ fn privileged(variables: &[(&str, OsString)]) -> Result<Command> {
 fn follow(command: &mut Command, report: &mut Report) -> Result<bool> {
     let line = process::describe(command);
     eprintln!("+ {line}");
-    let mut child = command
-        .stdout(Stdio::piped())
-        .spawn()
-        .with_context(|| format!("start `{line}`"))?;
-    let output = child
-        .stdout
-        .take()
-        .context("the test program's output is not piped")?;
+    // One pipe for both streams keeps their order; a test says that it skips itself on either.
+    let (output, input) = std::io::pipe().context("make a pipe")?;
+    command
+        .stdout(input.try_clone().context("copy the pipe's end")?)
+        .stderr(input);
+    let mut child = command.spawn().with_context(|| format!("start `{line}`"))?;
+    // The command holds the pipe's other end, too: without this the output would never end.
+    command.stdout(Stdio::null()).stderr(Stdio::null());
     let mut reader = BufReader::new(output);
     let mut bytes = Vec::new();
     let mut view = report.start();

@@ -2,8 +2,11 @@
 
 use std::fmt;
 
-/// What a test prints, alone on a line, when it leaves itself out: `SKIP name: reason`.
+/// What a test prints when it leaves itself out: `SKIP name: reason`.
 const SKIP: &str = "SKIP ";
+
+/// What libtest has printed before that on the same line, where tests run one at a time.
+const RUNNING: &str = " ... ";
 
 /// The sum over all test programs.
 #[derive(Debug, Default, PartialEq, Eq)]
@@ -69,7 +72,7 @@ impl View<'_> {
             self.hidden = false;
             return true;
         }
-        if let Some(skip) = line.strip_prefix(SKIP) {
+        if let Some(skip) = skip(line) {
             // A test may say so more than once, for instance once for each program it tries.
             if !self.report.skips.iter().any(|known| known == skip) {
                 self.report.skips.push(skip.to_owned());
@@ -97,6 +100,14 @@ impl View<'_> {
         self.report.failed += count("failed").unwrap_or(0);
         self.skipped = 0;
     }
+}
+
+/// Reads `SKIP name: reason`, at the start or after `test name ... `.
+fn skip(line: &str) -> Option<&str> {
+    line.strip_prefix(SKIP).or_else(|| {
+        let (_, rest) = line.strip_prefix("test ")?.split_once(RUNNING)?;
+        rest.strip_prefix(SKIP)
+    })
 }
 
 /// Reads `test name ... ignored, reason`.
@@ -158,6 +169,16 @@ mod tests {
                 .last()
                 .is_some_and(|line| line.starts_with("test result"))
         );
+    }
+
+    #[test]
+    fn a_skip_is_found_behind_the_test_that_runs() {
+        let mut report = Report::default();
+        read(
+            &mut report,
+            "test a ... SKIP a: x\nok\ntest result: ok. 1 passed; 0 failed\n",
+        );
+        assert_eq!((report.passed, report.skips), (0, vec!["a: x".to_owned()]));
     }
 
     #[test]

@@ -151,28 +151,40 @@ fn fetch(series: &Series, suite: &str) -> Result<Kernel> {
             packages.push(package);
         }
     }
-    let folder = series.folder();
-    if folder.exists() {
-        fs::remove_dir_all(&folder).with_context(|| format!("remove {}", folder.display()))?;
-    }
+    // Made aside, so that a failure leaves the kernel that was here.
+    let folder = paths::target()
+        .join("vm")
+        .join(format!("{}.new", series.name));
+    remove(&folder)?;
     let unpacked = folder.join("unpacked");
     archive.unpack(&packages, &unpacked)?;
     let image = paths::files_below(&unpacked)?
         .into_iter()
-        .find(|file| {
-            file.file_name()
-                .is_some_and(|name| name.to_string_lossy().starts_with("vmlinuz"))
-        })
+        .find(|file| is_image(file))
         .with_context(|| format!("no vmlinuz in {}", packages.join(", ")))?;
     copy(&unpacked.join(image), &folder.join("vmlinuz"))?;
     let order = modules::extract(&unpacked, abi, &folder.join("modules"))?;
     // Hundreds of megabytes of other modules.
-    fs::remove_dir_all(&unpacked).with_context(|| format!("remove {}", unpacked.display()))?;
+    remove(&unpacked)?;
     write(&folder.join("abi"), abi)?;
     write(&folder.join("order"), &order.join("\n"))?;
-    // Written last: an interrupted download is no kernel.
     write(&folder.join("wanted"), &modules::WANTED.join("\n"))?;
+    remove(&series.folder())?;
+    fs::rename(&folder, series.folder())
+        .with_context(|| format!("move {} to its place", folder.display()))?;
     cached(series).context("the kernel was unpacked, yet is not whole")
+}
+
+fn is_image(file: &Path) -> bool {
+    file.file_name()
+        .is_some_and(|name| name.to_string_lossy().starts_with("vmlinuz"))
+}
+
+fn remove(folder: &Path) -> Result<()> {
+    if folder.exists() {
+        fs::remove_dir_all(folder).with_context(|| format!("remove {}", folder.display()))?;
+    }
+    Ok(())
 }
 
 fn copy(from: &Path, to: &Path) -> Result<()> {
