@@ -26,7 +26,9 @@ fn main() -> ExitCode {
         ["connect", address] => connect(address),
         [backstop] => supported(Path::new(backstop)),
         [backstop, "--expect-unsupported"] => unsupported(Path::new(backstop)),
-        _ => Err(anyhow::anyhow!("usage: vmcheck BACKSTOP [--expect-unsupported]")),
+        _ => Err(anyhow::anyhow!(
+            "usage: vmcheck BACKSTOP [--expect-unsupported]"
+        )),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,
@@ -51,15 +53,28 @@ fn connect(address: &str) -> Result<()> {
 
 fn unsupported(backstop: &Path) -> Result<()> {
     let output = Command::new(backstop)
-        .args(["run", "--listen", "none", "--state-dir", "/tmp/vmcheck-state"])
+        .args([
+            "run",
+            "--listen",
+            "none",
+            "--state-dir",
+            "/tmp/vmcheck-state",
+        ])
         .args(["--socket", "/tmp/vmcheck.sock"])
         .output()
         .with_context(|| format!("run {}", backstop.display()))?;
     let said = String::from_utf8_lossy(&output.stderr);
     println!("{}", said.trim());
-    ensure!(output.status.code() == Some(4), "exit code {:?}, want 4", output.status.code());
+    ensure!(
+        output.status.code() == Some(4),
+        "exit code {:?}, want 4",
+        output.status.code()
+    );
     ensure!(output.stdout.is_empty(), "it said something on stdout");
-    let lines = said.lines().filter(|line| line.starts_with("backstop: ")).count();
+    let lines = said
+        .lines()
+        .filter(|line| line.starts_with("backstop: "))
+        .count();
     ensure!(lines == 1, "want one sentence");
     Ok(())
 }
@@ -78,7 +93,8 @@ struct Check {
 }
 
 const SOCKET: &str = "/tmp/vmcheck.sock";
-const CONFIG: &str = "[defaults.timeouts]\nconnect = \"700ms\"\n[defaults.breaker]\nredial = false\n";
+const CONFIG: &str =
+    "[defaults.timeouts]\nconnect = \"700ms\"\n[defaults.breaker]\nredial = false\n";
 
 impl Check {
     fn start(backstop: &Path) -> Result<Self> {
@@ -92,17 +108,35 @@ impl Check {
         fs::create_dir(&cgroup).with_context(|| format!("make {}", cgroup.display()))?;
         fs::write("/tmp/vmcheck.toml", CONFIG).context("write the configuration")?;
         let mut agent = Command::new(backstop)
-            .args(["run", "--listen", "none", "--state-dir", "/tmp/vmcheck-state"])
-            .args(["--socket", SOCKET, "--config", "/tmp/vmcheck.toml", "--cgroup"])
+            .args([
+                "run",
+                "--listen",
+                "none",
+                "--state-dir",
+                "/tmp/vmcheck-state",
+            ])
+            .args([
+                "--socket",
+                SOCKET,
+                "--config",
+                "/tmp/vmcheck.toml",
+                "--cgroup",
+            ])
             .arg(&cgroup)
             .stdout(Stdio::piped())
             .spawn()
             .with_context(|| format!("run {}", backstop.display()))?;
         let mut line = String::new();
         let stdout = agent.stdout.take().context("read the agent's stdout")?;
-        BufReader::new(stdout).read_line(&mut line).context("wait for the agent")?;
+        BufReader::new(stdout)
+            .read_line(&mut line)
+            .context("wait for the agent")?;
         println!("{}", line.trim());
-        let check = Self { backstop: backstop.to_owned(), cgroup, agent };
+        let check = Self {
+            backstop: backstop.to_owned(),
+            cgroup,
+            agent,
+        };
         ensure!(line.starts_with("ready "), "the agent did not get ready");
         Ok(check)
     }
@@ -143,8 +177,16 @@ impl Check {
         }
         let row = self.status(address)?;
         ensure!(row["state"] == "open", "the breaker is {}", row["state"]);
-        ensure!(row["failures"]["refused"] == 5, "failures {}", row["failures"]);
-        ensure!(row["rejected"]["breaker"] == 1, "rejected {}", row["rejected"]);
+        ensure!(
+            row["failures"]["refused"] == 5,
+            "failures {}",
+            row["failures"]
+        );
+        ensure!(
+            row["rejected"]["breaker"] == 1,
+            "rejected {}",
+            row["rejected"]
+        );
         println!("refused: 5 by the network, 1 by the breaker");
         Ok(())
     }
@@ -163,15 +205,28 @@ impl Check {
         let mut queued = Vec::new();
         while let Ok(stream) = TcpStream::connect_timeout(&address, Duration::from_millis(300)) {
             queued.push(stream);
-            ensure!(queued.len() < 10, "the queue of a backlog of 0 does not fill");
+            ensure!(
+                queued.len() < 10,
+                "the queue of a backlog of 0 does not fill"
+            );
         }
         let (errno, took) = self.client(address)?;
-        println!("timeout of 700 ms: errno {errno} after {} ms", took.as_millis());
+        println!(
+            "timeout of 700 ms: errno {errno} after {} ms",
+            took.as_millis()
+        );
         ensure!(errno == libc::ETIMEDOUT, "errno {errno}, want ETIMEDOUT");
         let wanted = Duration::from_millis(700);
-        ensure!(took >= wanted - Duration::from_millis(5) && took <= wanted + LATE, "took {took:?}");
+        ensure!(
+            took >= wanted - Duration::from_millis(5) && took <= wanted + LATE,
+            "took {took:?}"
+        );
         let row = self.status(address)?;
-        ensure!(row["failures"]["connect_timeout"] == 1, "failures {}", row["failures"]);
+        ensure!(
+            row["failures"]["connect_timeout"] == 1,
+            "failures {}",
+            row["failures"]
+        );
         ensure!(row["in_flight"] == 0, "in_flight {}", row["in_flight"]);
         Ok(())
     }
@@ -183,7 +238,10 @@ impl Check {
         ensure!(status.code() == Some(0), "the agent ended with {status}");
         let address = TcpListener::bind("127.0.0.1:0")?.local_addr()?;
         for _ in 0..7 {
-            ensure!(self.client(address)?.0 == libc::ECONNREFUSED, "after the stop");
+            ensure!(
+                self.client(address)?.0 == libc::ECONNREFUSED,
+                "after the stop"
+            );
         }
         println!("stopped");
         Ok(())
