@@ -4,6 +4,7 @@
 //! first minute since the outage began, every 2 s until ten minutes, then every 4 s, each wait
 //! jittered by 20 %. One dial per target is in flight at a time; the node as a whole dials at most
 //! [`MAX_DIALS_PER_SECOND`]. What is due beyond that waits in the order in which it became due.
+//! Whether a row acts on an answer is its breaker's affair: the schedule is the same for all.
 
 use std::collections::{BTreeSet, HashMap};
 
