@@ -15,9 +15,10 @@ use std::{
 };
 
 use agent_common::{
-    Event as KernelEvent, EventKind, OTHER_ROW,
+    Event as KernelEvent, EventKind, OTHER_ROW, Verdict,
     event::{OUTCOME_ABANDONED, OUTCOME_ESTABLISHED, OUTCOME_LOCAL},
     row::ROW_PROTECTED,
+    verdict::{STATE_FORCED_CLOSED, STATE_FORCED_OPEN},
 };
 use anyhow::{Context as _, Result};
 use aya::maps::{MapData, RingBuf};
@@ -364,13 +365,24 @@ impl Worker {
         }
         let target = DialTarget::from(&row.key);
         let settings = Arc::clone(self.plan.breaker(row.settings.policy));
-        let generation = agent_common::Verdict::unpack(row.verdict).generation;
+        let verdict = Verdict::unpack(row.verdict);
+        let generation = verdict.generation;
+        let first = !self.engine.contains(id);
         self.handle(Event::Configure {
             row: id,
             target,
             settings,
             generation,
         });
+        // The kernel makes rows of a destination with a manual state so from the start.
+        let until = Nanos(row.verdict_until_ns);
+        if first && until > clock::now() {
+            match verdict.state {
+                STATE_FORCED_OPEN => self.order(id, Order::Trip(until)),
+                STATE_FORCED_CLOSED => self.order(id, Order::HoldClosed(until)),
+                _ => {}
+            }
+        }
         true
     }
 
