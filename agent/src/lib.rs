@@ -1,12 +1,13 @@
 //! Backstop's node agent.
 //!
 //! Layers, from the inside out: [`core`] decides and is pure; [`policy`] says with which numbers;
-//! [`kernel`] and [`sockets`] are the hands; [`daemon`] runs them; [`control`], [`metrics`] and
-//! [`cli`] show what happens and take orders.
+//! [`kernel`] is the hands; [`daemon`] runs them; [`control`], [`metrics`] and [`cli`] show what
+//! happens and take orders.
 
 pub mod cli;
 pub mod control;
 pub mod core;
 pub mod daemon;
 pub mod kernel;
+pub mod metrics;
 pub mod policy;

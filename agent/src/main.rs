@@ -2,13 +2,19 @@
 
 use std::{path::Path, process::ExitCode};
 
-use backstop::cli::{self, Parts, RunArgs};
+use backstop::{
+    cli::{self, Parts},
+    daemon::{canary, run},
+};
 
 fn main() -> ExitCode {
-    // SEAM: the daemon and the configuration take these three places when they are merged.
-    cli::main(&Parts {
-        run: |_: RunArgs| ExitCode::from(cli::EXIT_FAILED),
-        print_config: |_: &RunArgs| ExitCode::from(cli::EXIT_FAILED),
-        check: |_: &Path| ExitCode::from(cli::EXIT_FAILED),
-    })
+    // The canary is ours alone and no part of the command line.
+    let mut args = std::env::args_os().skip(1);
+    if args.next().is_some_and(|arg| arg == canary::COMMAND)
+        && let (Some(cgroup), Some(port)) = (args.next(), args.next())
+        && let Some(port) = port.to_str().and_then(|port| port.parse().ok())
+    {
+        return ExitCode::from(canary::play(Path::new(&cgroup), port));
+    }
+    cli::main(&Parts { run, print_config: cli::print_config, check: cli::check })
 }

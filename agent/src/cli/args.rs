@@ -24,13 +24,16 @@ pub struct Cli {
         global = true,
         value_name = "PATH",
         env = "BACKSTOP_SOCKET",
+        hide_env_values = true,
         default_value = "/run/backstop/backstop.sock"
     )]
     pub socket: PathBuf,
+    /// What to do.
     #[command(subcommand)]
     pub command: Command,
 }
 
+/// The commands of this version.
 #[derive(Clone, Debug, Subcommand)]
 pub enum Command {
     /// Run the agent in the foreground until SIGTERM or SIGINT; SIGHUP reloads the configuration.
@@ -73,6 +76,7 @@ pub enum Command {
     HoldClosed(ForcedArgs),
     /// Clear the window, the growth of the cooldown and any manual state of DESTINATION.
     Reset {
+        /// Whose.
         #[command(flatten)]
         target: Target,
     },
@@ -83,6 +87,7 @@ pub enum Command {
     },
 }
 
+/// What `run` is told.
 #[derive(Clone, Debug, Args)]
 pub struct RunArgs {
     /// Configuration file, in TOML [default: the built-in one, see --print-config]
@@ -125,8 +130,10 @@ pub struct Target {
     pub workload: Option<String>,
 }
 
+/// What `trip` and `hold-closed` are told.
 #[derive(Clone, Debug, Args)]
 pub struct ForcedArgs {
+    /// Whose.
     #[command(flatten)]
     pub target: Target,
     /// How long it holds, such as 90s, 15m or 2h

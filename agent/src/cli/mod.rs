@@ -4,6 +4,7 @@
 //! every other command asks the agent over its socket and shows the answer.
 
 mod args;
+mod config;
 mod event_text;
 mod manual;
 mod output;
@@ -13,13 +14,18 @@ mod table;
 mod tests;
 mod units;
 
-use std::{io, path::Path, process::ExitCode};
+use std::{
+    io::{self, Write},
+    path::Path,
+    process::ExitCode,
+};
 
 use clap::Parser;
 
 use crate::control::client::{Client, ClientError};
 use output::Output;
 
+pub use config::{check, print_config};
 pub use args::{Cli, Command, ForcedArgs, Listen, RunArgs, Target};
 
 /// Done.
@@ -125,7 +131,6 @@ fn ask(client: &Client, command: Command, out: &mut Output<'_>) -> u8 {
 fn report(failure: &Failure) -> u8 {
     let code = failure.exit_code();
     if code != EXIT_DONE {
-        use io::Write as _;
         // With stderr gone, too, there is nobody left to tell.
         let _ = writeln!(io::stderr(), "backstop: {failure}");
     }

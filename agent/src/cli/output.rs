@@ -39,9 +39,9 @@ impl Output<'_> {
 impl<'a> Output<'a> {
     /// Into a buffer, as to a pipe.
     #[cfg(test)]
-    pub fn to(buffer: &'a mut Vec<u8>) -> Self {
+    pub fn to(writer: impl Write + 'a) -> Self {
         Self {
-            writer: Box::new(buffer),
+            writer: Box::new(writer),
             colour: false,
             width: WIDTH,
         }

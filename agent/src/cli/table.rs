@@ -68,9 +68,10 @@ pub fn table(envelope: &StatusEnvelope, style: Style) -> String {
         text.push_str(&joined(line, &widths, style));
     }
     if let Some(worst) = envelope.destinations.first() {
-        let _ = writeln!(
+        let _ = write!(
             text,
-            "\nbackstop status {} shows more about one destination, backstop events what happened.",
+            "\nWINDOW: failed of the last connects. P99: of connects, last 5 minutes. More:\n\
+             backstop status {}, backstop events\n",
             clean(&worst.destination)
         );
     }
@@ -121,12 +122,12 @@ fn heading(envelope: &StatusEnvelope, style: Style) -> String {
             None => "until `backstop resume`".to_owned(),
         };
         let line = format!(
-            "PAUSED since {} UTC by {}, {end}: no verdict and no timeout is enforced.",
+            "PAUSED since {} UTC by {}, {end}.",
             paused.since.short(),
             clean(&paused.by),
         );
         text.push_str(&style.paint(LOUD, &line));
-        text.push('\n');
+        text.push_str("\nNo verdict and no timeout is enforced; counting goes on.\n");
     }
     text
 }
@@ -157,14 +158,14 @@ fn titles(mode: Mode) -> [Cell; 8] {
         left("DESTINATION"),
         left("WORKLOAD"),
         left("STATE"),
-        right("FAIL/CALLS"),
+        right("WINDOW"),
         right("ATTEMPTS"),
         right("FAILED"),
         right(match mode {
             Mode::Enforce => "REJECTED",
-            Mode::Observe => "WOULD REJECT",
+            Mode::Observe => "WOULD-REJ",
         }),
-        right("P99 CONNECT"),
+        right("P99"),
     ]
 }
 
@@ -322,16 +323,24 @@ fn next(row: &Row) -> String {
             State::ForcedOpen | State::ForcedClosed => "manual state ends",
             State::Open | State::HalfOpen | State::Closed => "probe",
         };
-        format!("{what} in {}", exact(ms))
+        format!("{what} in {}", soon(ms))
     });
     let redial = row
         .next_redial_in_ms
-        .map(|ms| format!("the agent dials in {}", exact(ms)));
+        .map(|ms| format!("the agent dials in {}", soon(ms)));
     probe
         .into_iter()
         .chain(redial)
         .collect::<Vec<_>>()
         .join(", ")
+}
+
+/// To a tenth below a minute: that is what one waits for; to the second beyond.
+fn soon(ms: u64) -> String {
+    match ms {
+        0..60_000 => micros(Some(ms * 1_000)),
+        _ => running(ms),
+    }
 }
 
 fn timeouts(row: &Row) -> String {

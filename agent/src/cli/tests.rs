@@ -1,1 +1,503 @@
+//! Exact texts, the command line, and whole commands against a server with a fake backend.
 
+use clap::CommandFactory;
+
+use super::{
+    table::{Style, details, table},
+    *,
+};
+use crate::control::{
+    api::{
+        Event, EventRecord, Mode, Paused, Reason, ReasonKind, State, StatusEnvelope, TimeoutKind,
+        Timestamp, Window,
+        tests::{envelope, row},
+    },
+    server::{Limits, tests as server_tests},
+};
+
+/// 2026-11-28 12:03:04.123 UTC.
+const NOW: Timestamp = Timestamp::from_unix_ms(1_795_867_384_123);
+
+const PLAIN: Style = Style {
+    colour: false,
+    width: 100,
+    now: NOW,
+};
+
+fn consecutive() -> Reason {
+    Reason {
+        window: Window::Connects,
+        kind: ReasonKind::ConsecutiveFailures,
+        value: 5.0,
+        threshold: 5.0,
+    }
+}
+
+/// One open, one half-open, one bypassed and one healthy destination.
+fn busy() -> StatusEnvelope {
+    let mut open = row("10.0.0.5:5432");
+    open.state = State::Open;
+    open.state_age_ms = 12_400;
+    open.reason = consecutive();
+    open.next_probe_in_ms = Some(17_600);
+    open.next_redial_in_ms = Some(412);
+    open.windows.connects.calls = 20;
+    open.windows.connects.failures = 12;
+    open.windows.connects.failure_rate = 0.6;
+    open.windows.connects.consecutive = 5;
+    open.attempts = 1_234;
+    open.established = 1_200;
+    open.abandoned = 3;
+    open.in_flight = 1;
+    open.failures.refused = 20;
+    open.failures.connect_timeout = 10;
+    open.rejected.breaker = 12_345;
+    open.connect_latency_us.count = 1_180;
+    open.connect_latency_us.p50 = Some(850);
+    open.connect_latency_us.p90 = Some(1_234);
+    open.connect_latency_us.p99 = Some(35_000);
+    open.connect_latency_us.p999 = Some(999_999);
+    open.connect_latency_us.max = 2_000_000;
+    let mut half_open = row("[2001:db8::1]:443");
+    half_open.workload =
+        "kubepods.slice/kubepods-burstable.slice/cri-0123456789abcdef.scope".into();
+    half_open.state = State::HalfOpen;
+    half_open.state_age_ms = 190_000;
+    let mut bypassed = row("10.0.0.7:80");
+    bypassed.bypassed_for_safety = true;
+    bypassed.workload = "/".into();
+    let mut healthy = row("10.0.0.8:80");
+    healthy.attempts = 45_600_000;
+    healthy.state_age_ms = 9 * 86_400_000;
+    let mut envelope = envelope(vec![healthy, bypassed, half_open, open]);
+    envelope.sort();
+    envelope
+}
+
+#[test]
+fn the_table() {
+    let expected = "\
+backstop 0.1.0  mode enforce  up 3h 12m  lost events 0  rows 4 (1 open, 1 half-open)
+
+DESTINATION        WORKLOAD                   STATE         WINDOW  ATTEMPTS  FAILED  REJECTED   P99
+10.0.0.5:5432      …em.slice/billing.service  open 12s       12/20      1234      30     12.3k  35ms
+[2001:db8::1]:443  …i-0123456789abcdef.scope  half-open 3m     0/0         1       0         0     -
+10.0.0.7:80        /                          bypassed 0s      0/0         1       0         0     -
+10.0.0.8:80        …em.slice/billing.service  closed 9d        0/0     45.6M       0         0     -
+
+WINDOW: failed of the last connects. P99: of connects, last 5 minutes. More:
+backstop status 10.0.0.5:5432, backstop events
+";
+    let text = table(&busy(), PLAIN);
+    assert_eq!(text, expected);
+}
+
+#[test]
+fn the_table_keeps_to_its_width_and_is_coloured_on_request() {
+    let text = table(&busy(), PLAIN);
+    for line in text.lines() {
+        assert!(line.chars().count() <= 100, "{line}");
+    }
+    let coloured = table(
+        &busy(),
+        Style {
+            colour: true,
+            ..PLAIN
+        },
+    );
+    assert!(coloured.contains("\x1b[31mopen 12s"));
+    let mut plain = coloured;
+    for code in ["\x1b[31m", "\x1b[33m", "\x1b[35m", "\x1b[0m"] {
+        plain = plain.replace(code, "");
+    }
+    assert_eq!(plain, text);
+}
+
+#[test]
+fn a_pause_and_observe_mode_are_loud() {
+    let mut envelope = envelope(Vec::new());
+    envelope.mode = Mode::Observe;
+    envelope.paused = Some(Paused {
+        since: NOW,
+        until: Some(Timestamp::from_unix_ms(NOW.unix_ms() + 900_000)),
+        by: "uid 0, pid 7".to_owned(),
+    });
+    let expected = "\
+backstop 0.1.0  mode observe  up 3h 12m  lost events 0  rows 0
+Observe mode: everything is decided and counted, nothing is refused.
+PAUSED since 11-28 12:03:04.123 UTC by uid 0, pid 7, for another 15m.
+No verdict and no timeout is enforced; counting goes on.
+
+No destination seen yet: those that programs in the watched cgroups connect to appear here.
+";
+    assert_eq!(table(&envelope, PLAIN), expected);
+}
+
+#[test]
+fn the_details() {
+    let mut envelope = busy();
+    envelope.destinations.truncate(1);
+    let expected = "\
+backstop 0.1.0  mode enforce  up 3h 12m  lost events 0  rows 1 (1 open, 0 half-open)
+
+10.0.0.5:5432  open for 12s
+  workload     system.slice/billing.service
+  namespace    4026531840
+  policy       default: timeouts connect 2s
+  reason       connects: consecutive_failures 5 >= 5
+  next         probe in 17.6s, the agent dials in 412ms
+  window       12 of the last 20 connects failed (60 %), 5 in a row
+  attempts     1,234: 1,200 established, 30 failed, 3 abandoned, 1 under way
+  failures     refused 20, connect_timeout 10
+  rejected     breaker 12,345
+  latency      connect p50 850us, p90 1.2ms, p99 35ms, p99.9 999ms, max 2.0s (1,180 in 5 minutes)
+";
+    assert_eq!(details(&envelope, PLAIN), expected);
+}
+
+#[test]
+fn names_cannot_steer_the_terminal() {
+    let mut evil = row("10.0.0.5:80");
+    evil.workload = "a\x1b[2Jb\n".into();
+    evil.policy = "p\x07".into();
+    let envelope = envelope(vec![evil]);
+    assert!(table(&envelope, PLAIN).contains("a?[2Jb?"));
+    assert!(!details(&envelope, PLAIN).contains(['\x1b', '\x07']));
+}
+
+fn text(event: Event) -> String {
+    event_text::line(&EventRecord { time: NOW, event })
+}
+
+#[test]
+fn event_lines() {
+    let destination = || "10.0.0.5:5432".to_owned();
+    let workload = || "system.slice/billing.service".to_owned();
+    let breaker = text(Event::Breaker {
+        destination: destination(),
+        workload: workload(),
+        netns: None,
+        from: State::Closed,
+        to: State::Open,
+        reason: consecutive(),
+        generation: 4,
+    });
+    assert_eq!(
+        breaker,
+        "11-28 12:03:04.123  breaker       10.0.0.5:5432          closed -> open  consecutive_failures 5 >= 5  (system.slice/billing.service)"
+    );
+    let timeout = text(Event::Timeout {
+        destination: destination(),
+        workload: workload(),
+        netns: None,
+        which: TimeoutKind::Connect,
+        value_ms: 2_000,
+        elapsed_ms: 2_009,
+        pid: 41,
+        comm: "bil\x1bling".to_owned(),
+        mode: Mode::Enforce,
+    });
+    assert_eq!(
+        timeout,
+        "11-28 12:03:04.123  timeout       10.0.0.5:5432          connect timeout of 2s after 2s 9ms, bil?ling[41]  (system.slice/billing.service)"
+    );
+    let rejected = text(Event::Rejected {
+        destination: destination(),
+        workload: workload(),
+        netns: None,
+        reason: "breaker".to_owned(),
+        count: 1_200,
+        pid: 41,
+        comm: "billing".to_owned(),
+        mode: Mode::Observe,
+        generation: 4,
+    });
+    assert_eq!(
+        rejected,
+        "11-28 12:03:04.123  rejected      10.0.0.5:5432          would have: 1,200 refused by breaker, billing[41]  (system.slice/billing.service)"
+    );
+    let loss = text(Event::Loss {
+        lost: 24,
+        message: "cut off".to_owned(),
+    });
+    assert_eq!(loss, "11-28 12:03:04.123  loss          24 lost: cut off");
+}
+
+#[test]
+fn units_read_well() {
+    let counts = [
+        0,
+        9_999,
+        10_000,
+        99_999,
+        100_000,
+        999_999,
+        45_600_000,
+        u64::MAX,
+    ];
+    assert_eq!(
+        counts.map(units::short_count),
+        [
+            "0",
+            "9999",
+            "10.0k",
+            "99.9k",
+            "100k",
+            "999k",
+            "45.6M",
+            "18446744073G"
+        ]
+    );
+    assert_eq!(
+        [999, 1_000, 1_234_567].map(units::count),
+        ["999", "1,000", "1,234,567"]
+    );
+    assert_eq!(
+        [999, 1_000, 9_999, 10_000, 999_999, 2_049_999].map(|us| units::micros(Some(us))),
+        ["999us", "1.0ms", "9.9ms", "10ms", "999ms", "2.0s"]
+    );
+    assert_eq!(
+        [59_999, 60_000, 3_600_000, 86_400_000].map(units::age),
+        ["59s", "1m", "1h", "1d"]
+    );
+    assert_eq!(units::shorten_left("äbcdef", 4), "…def");
+    assert_eq!(units::shorten_left("äbcd", 4), "äbcd");
+}
+
+#[test]
+fn the_command_line_is_the_one_of_the_contract() {
+    Cli::command().debug_assert();
+    let names: Vec<_> = Cli::command()
+        .get_subcommands()
+        .map(|c| c.get_name().to_owned())
+        .collect();
+    assert_eq!(
+        names,
+        [
+            "run",
+            "pause",
+            "resume",
+            "status",
+            "events",
+            "trip",
+            "hold-closed",
+            "reset",
+            "check"
+        ]
+    );
+    let line = "backstop run --config c --cgroup /a --cgroup /b --mode observe --socket /s --listen \
+                none --state-dir /d --takeover --print-config";
+    let cli = Cli::try_parse_from(line.split_whitespace()).unwrap();
+    assert_eq!(cli.socket, Path::new("/s"));
+    let Command::Run(args) = cli.command else {
+        panic!("{line}");
+    };
+    assert_eq!(args.cgroups.len(), 2);
+    assert_eq!(args.mode, Some(Mode::Observe));
+    assert_eq!(args.listen, Listen::None);
+    assert!(args.takeover && args.print_config);
+    for bad in [
+        "backstop",
+        "backstop top",
+        "backstop run --mode off",
+        "backstop run --listen localhost:1",
+        "backstop run --listen 127.0.0.1",
+        "backstop trip",
+        "backstop trip a:1 --for 0s",
+        "backstop pause --for soon",
+        "backstop reset a:1 --for 1s",
+        "backstop check",
+    ] {
+        let error = Cli::try_parse_from(bad.split_whitespace()).unwrap_err();
+        assert_eq!(error.exit_code(), 2, "{bad}");
+    }
+    let defaults = Cli::try_parse_from(["backstop", "trip", "a:1"]).unwrap();
+    let Command::Trip(args) = defaults.command else {
+        panic!("trip");
+    };
+    assert_eq!(args.duration, crate::control::api::MANUAL_DEFAULT);
+}
+
+/// Every option of every command says what happens without it.
+#[test]
+fn every_option_says_its_default() {
+    for command in Cli::command().get_subcommands() {
+        for argument in command.get_arguments().filter(|a| !a.is_positional()) {
+            let help = argument
+                .get_help()
+                .map(ToString::to_string)
+                .unwrap_or_default();
+            let said = help.contains("[default:") || !argument.get_default_values().is_empty();
+            let none_needed = ["print_config"].contains(&argument.get_id().as_str());
+            assert!(
+                said || none_needed,
+                "{} {}",
+                command.get_name(),
+                argument.get_id()
+            );
+        }
+    }
+}
+
+#[test]
+fn run_help() {
+    let mut command = Cli::command();
+    command.build();
+    let run = command.find_subcommand_mut("run").unwrap();
+    let help = run.clone().term_width(100).render_help().to_string();
+    let expected = "\
+Run the agent in the foreground until SIGTERM or SIGINT; SIGHUP reloads the configuration
+
+Usage: backstop run [OPTIONS]
+
+Options:
+      --config <FILE>            Configuration file, in TOML [default: the built-in one, see
+                                 --print-config]
+      --socket <PATH>            Unix socket of the agent: `run` answers on it, the other commands
+                                 ask there [env: BACKSTOP_SOCKET] [default:
+                                 /run/backstop/backstop.sock]
+      --cgroup <PATH>            Directory of a v2 cgroup whose processes are watched, with all
+                                 below it; may be given more than once [default: the root of the v2
+                                 mount]
+      --mode <MODE>              What to do with verdicts; wins over the file [default: that of the
+                                 file, else enforce] [possible values: enforce, observe]
+      --listen <ADDR:PORT|none>  Address of /metrics, /healthz and /readyz, or none; port 0 takes a
+                                 free one [default: 127.0.0.1:9469]
+      --state-dir <DIR>          Directory for what survives a restart: pauses, manual states, open
+                                 breakers [default: /var/lib/backstop]
+      --takeover                 Take over from the agent that is live on the socket, without a gap
+                                 [default: refuse to start beside it]
+      --print-config             Print the configuration that would be used, and end
+  -h, --help                     Print help (see more with '--help')
+";
+    assert_eq!(help, expected);
+}
+
+/// Runs a command line as the binary would; returns the exit code and what it printed.
+async fn command(client: &Client, line: &str) -> (u8, String) {
+    let (client, line) = (client.clone(), format!("backstop {line}"));
+    tokio::task::spawn_blocking(move || {
+        let cli = Cli::try_parse_from(line.split_whitespace()).unwrap();
+        let mut printed = Vec::new();
+        let code = ask(&client, cli.command, &mut Output::to(&mut printed));
+        (code, String::from_utf8(printed).unwrap())
+    })
+    .await
+    .unwrap()
+}
+
+#[tokio::test]
+async fn commands_against_an_agent() {
+    let backend = server_tests::Fake::new();
+    backend
+        .kept
+        .lock()
+        .unwrap()
+        .extend([server_tests::started("one"), server_tests::failure()]);
+    let served = server_tests::serve_fake(&backend, Limits::default());
+    let client = &served.client;
+
+    let (code, text) = command(client, "status").await;
+    assert_eq!(code, 0);
+    assert!(
+        text.contains("DESTINATION") && text.contains("10.0.0.9:80"),
+        "{text}"
+    );
+    let (code, text) = command(client, "status --json").await;
+    assert_eq!(code, 0);
+    let json: StatusEnvelope = serde_json::from_str(&text).unwrap();
+    assert_eq!(json.destinations.len(), 2);
+    let (code, text) = command(client, "status 10.0.0.5:5432").await;
+    assert!(
+        code == 0 && text.contains("  policy       default"),
+        "{text}"
+    );
+    assert_eq!(
+        command(client, "status 10.1.1.1:1").await,
+        (1, String::new())
+    );
+    let (code, text) = command(client, "status 10.1.1.1:1 --json").await;
+    assert!(
+        code == 1 && text.ends_with("\"destinations\":[]}\n"),
+        "{text}"
+    );
+    assert_eq!(command(client, "status nonsense").await, (2, String::new()));
+
+    let (code, text) = command(client, "events").await;
+    assert_eq!(
+        (code, text.as_str()),
+        (0, "01-01 00:00:00.000  config        started: one\n")
+    );
+    let (code, text) = command(client, "events --all --json").await;
+    assert_eq!((code, text.lines().count()), (0, 2));
+
+    let (code, text) = command(client, "trip [2001:db8::1]:443 --workload a/b --for 90s").await;
+    assert_eq!(code, 0);
+    assert_eq!(
+        text,
+        "[2001:db8::1]:443 is refused for 1m 30s, for workload a/b: 2 rows now, and those still to come\n"
+    );
+    let asked = backend.asked().last().cloned();
+    assert_eq!(
+        asked.as_deref(),
+        Some("[2001:db8::1]:443 Some(\"a/b\") Trip(90s)")
+    );
+    assert_eq!(command(client, "trip 10.0.0.53:53").await.0, 1);
+    assert_eq!(command(client, "hold-closed a:1 --for 366days").await.0, 0);
+    let (_, text) = command(client, "reset a:1").await;
+    assert_eq!(text, "a:1 is reset, for all workloads: 2 rows\n");
+    let (_, text) = command(client, "pause --for 15m").await;
+    assert_eq!(text, "paused for 15m; `backstop resume` ends it sooner\n");
+    assert_eq!(command(client, "resume").await.0, 0);
+}
+
+#[tokio::test]
+async fn without_an_agent_the_exit_code_is_3() {
+    let client = Client::new(Path::new("/nonexistent/b.sock"));
+    for line in [
+        "status",
+        "events --follow",
+        "trip a:1",
+        "reset a:1",
+        "pause",
+        "resume",
+    ] {
+        assert_eq!(command(&client, line).await, (3, String::new()), "{line}");
+    }
+}
+
+/// What `backstop status | head -0` writes to.
+struct Broken;
+
+impl Write for Broken {
+    fn write(&mut self, _: &[u8]) -> io::Result<usize> {
+        Err(io::ErrorKind::BrokenPipe.into())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+#[tokio::test]
+async fn a_reader_that_has_seen_enough_is_no_failure() {
+    let backend = server_tests::Fake::new();
+    backend
+        .kept
+        .lock()
+        .unwrap()
+        .push(server_tests::started("one"));
+    let served = server_tests::serve_fake(&backend, Limits::default());
+    for line in [
+        "backstop status",
+        "backstop events --follow",
+        "backstop resume",
+    ] {
+        let client = served.client.clone();
+        let code = tokio::task::spawn_blocking(move || {
+            let cli = Cli::try_parse_from(line.split_whitespace()).unwrap();
+            ask(&client, cli.command, &mut Output::to(Broken))
+        });
+        assert_eq!(code.await.unwrap(), 0, "{line}");
+    }
+}

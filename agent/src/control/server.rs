@@ -9,7 +9,7 @@ mod routes;
 mod socket;
 mod stall;
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 
 use std::{io, pin::pin, sync::Arc, time::Duration};
 

@@ -138,6 +138,11 @@ impl Engine {
         [timer, redial].into_iter().flatten().min()
     }
 
+    /// Rows that have a breaker in memory, in no particular order.
+    pub fn rows(&self) -> impl Iterator<Item = RowId> + '_ {
+        self.breakers.iter().map(|(&index, slot)| RowId { index, incarnation: slot.incarnation })
+    }
+
     /// Whether the row has a breaker in memory. If not, [`Event::Configure`] has to come first.
     pub fn contains(&self, row: RowId) -> bool {
         self.slot(row).is_some()

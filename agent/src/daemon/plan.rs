@@ -55,7 +55,7 @@ impl Plan {
 
     /// What holds for a destination when this workload calls it.
     pub fn settings_for(&self, destination: &Destination, workload: &str) -> Settings {
-        let resolution = self.config.resolve(destination, None, Some(workload));
+        let resolution = self.config.resolve(destination, Some(workload), None);
         let mut settings = self.settings[resolution.policy];
         if resolution.protected {
             settings.flags |= ROW_PROTECTED;

@@ -25,10 +25,11 @@ use aya::maps::{MapData, RingBuf};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use tokio::sync::{mpsc, oneshot};
 
-use super::{dialer::Dial, plan::Plan, priority, reaction::Reaction};
+use super::{dialer::Dial, plan::Plan, priority, view::Views};
 use crate::{
-    core::{Action, BreakerView, DialTarget, Engine, Event, Nanos, ProbeOutcome, Reason, RowId, State},
+    core::{Action, DialTarget, Engine, Event, Nanos, ProbeOutcome, Reason, RowId, State},
     kernel::{Table, clock, events},
+    metrics::Reaction,
 };
 
 /// Longest sleep: the heartbeat must be much younger than [`HEARTBEAT_MAX_AGE`].
@@ -48,8 +49,8 @@ pub enum Command {
     Reconfigure(RowId),
     /// An operator's order for these rows.
     Manual(Vec<RowId>, Order),
-    /// Every breaker that is not plainly closed.
-    Views(oneshot::Sender<HashMap<RowId, BreakerView>>),
+    /// Every breaker in memory, with its window; all others are closed.
+    Views(oneshot::Sender<Views>),
     /// Give these rows up if they may be; answers with those that were.
     Forget(Vec<RowId>, oneshot::Sender<Vec<RowId>>),
     /// A redial ended.
@@ -340,7 +341,8 @@ impl Worker {
                 Action::SetVerdict { row, verdict, until, probe_limit } => {
                     self.table.set_verdict(row, verdict, until, probe_limit);
                     if let Some(since) = since {
-                        self.reaction.record(clock::now().0.saturating_sub(since));
+                        let took = clock::now().0.saturating_sub(since);
+                        self.reaction.observe(Duration::from_nanos(took));
                     }
                 }
                 Action::Transition { row, from, to, reason, generation } => {
@@ -420,7 +422,12 @@ impl Worker {
                     let views = self
                         .engine
                         .rows()
-                        .filter_map(|row| Some((row, self.engine.view(row, now)?)))
+                        .filter_map(|row| {
+                            let window = self.table.window(row.index)?;
+                            let (last_seq, _) = self.table.calls(row.index);
+                            let stats = self.engine.window_stats(row, &window, last_seq, now)?;
+                            Some((row, (self.engine.view(row, now)?, stats)))
+                        })
                         .collect();
                     let _ = reply.send(views);
                 }

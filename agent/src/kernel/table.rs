@@ -95,6 +95,11 @@ impl Table {
         }
     }
 
+    /// When the agent was last seen at work.
+    pub fn heartbeat(&self) -> Nanos {
+        Nanos(self.control.read(0).map_or(0, |control| control.heartbeat_ns))
+    }
+
     /// The node's counters.
     pub fn counters(&self) -> Counters {
         self.counters.read(0).unwrap_or(bytemuck::Zeroable::zeroed())
@@ -144,6 +149,14 @@ impl Table {
     /// A copy of the row's window of connects.
     pub fn window(&self, index: u32) -> Option<CallWindow> {
         self.windows.read(index)
+    }
+
+    /// One entry of the row's window of connects.
+    pub fn window_entry(&self, index: u32, slot: usize) -> Option<u32> {
+        let window = self.windows.get(index)?;
+        // SAFETY: within the mapping, and within the entries.
+        (slot < agent_common::window::SLOTS)
+            .then(|| unsafe { (&raw const (*window).entries).cast::<u32>().add(slot).read_volatile() })
     }
 
     /// A copy of a histogram by the row's `histogram` field (slot plus one).

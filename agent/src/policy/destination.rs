@@ -142,6 +142,9 @@ impl FromStr for DestinationArg {
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         use DestinationError as E;
+        if text.contains('/') {
+            return Err(E::Prefix);
+        }
         if let Some(rest) = text.strip_prefix('[') {
             let (inside, after) = rest.split_once(']').ok_or(E::Bracket)?;
             let (addr, ifindex) = split_zone(inside)?;
@@ -221,6 +224,8 @@ pub enum DestinationError {
     Zone,
     #[error("names an interface, which no pattern may; leave \"%…\" away")]
     PatternZone,
+    #[error("is a prefix, which stands for no single destination")]
+    Prefix,
     #[error("has a \"*\", which stands for no single destination")]
     Wildcard,
     #[error("has a \"*\" elsewhere than at the beginning, before a dot")]

@@ -2,11 +2,26 @@
 
 use std::time::Duration;
 
-/// Writes a duration the way it is read, without spaces: `1m30s`. Zero is `0s`.
+/// Writes a duration the way it is read, in hours and below, without spaces: `1m30s`. Zero is `0s`;
+/// parts of a millisecond are cut off.
 pub fn format_duration(duration: Duration) -> String {
-    humantime::format_duration(duration)
-        .to_string()
-        .replace(' ', "")
+    let seconds = duration.as_secs();
+    let parts = [
+        (seconds / 3600, "h"),
+        (seconds / 60 % 60, "m"),
+        (seconds % 60, "s"),
+        (u64::from(duration.subsec_millis()), "ms"),
+    ];
+    let written: String = parts
+        .iter()
+        .filter(|(count, _)| *count > 0)
+        .map(|(count, unit)| format!("{count}{unit}"))
+        .collect();
+    if written.is_empty() {
+        "0s".to_owned()
+    } else {
+        written
+    }
 }
 
 /// Reads a duration; the error is to be read after the value.

@@ -213,9 +213,18 @@ impl<'p, 't> Section<'p, 't> {
 
     /// Opens the table under a key. `None`: there is none, or it is no table, which is reported.
     pub fn table(&mut self, key: &str, keys: &SectionKeys) -> Option<Section<'_, 't>> {
+        self.open(key, keys, "must be a table")
+    }
+
+    /// As [`Self::table`], for what takes "off" as well; the caller has looked for that.
+    pub fn table_or_off(&mut self, key: &str, keys: &SectionKeys) -> Option<Section<'_, 't>> {
+        self.open(key, keys, "must be a table or \"off\"")
+    }
+
+    fn open(&mut self, key: &str, keys: &SectionKeys, what: &str) -> Option<Section<'_, 't>> {
         let value = self.get(key)?;
         let DeValue::Table(table) = value.get_ref() else {
-            self.complain(key, Complaint::new("must be a table", keys.join(", ")));
+            self.complain(key, Complaint::new(what, keys.join(", ")));
             return None;
         };
         let path = self.path_of(key);
@@ -264,21 +273,29 @@ fn unknown(key: &str, keys: &SectionKeys) -> String {
     }
 }
 
-/// Levenshtein distance in characters. Long keys are not compared: they are no slip.
+/// Slips between two words: characters added, left out, replaced, or swapped with their neighbour.
+/// Long keys are not compared: they are no slip.
 fn edit_distance(a: &str, b: &str) -> usize {
     const LONGEST: usize = 64;
     if a.len() > LONGEST {
         return usize::MAX;
     }
-    let mut row: Vec<usize> = (0..=b.chars().count()).collect();
-    for (i, from) in a.chars().enumerate() {
-        let mut diagonal = i;
-        row[0] = i + 1;
-        for (j, to) in b.chars().enumerate() {
-            let replaced = diagonal + usize::from(from != to);
-            diagonal = row[j + 1];
-            row[j + 1] = replaced.min(diagonal + 1).min(row[j] + 1);
+    let (a, b): (Vec<char>, Vec<char>) = (a.chars().collect(), b.chars().collect());
+    // table[i][j]: distance of the first i characters of a and the first j of b.
+    let mut table = vec![vec![0; b.len() + 1]; a.len() + 1];
+    for i in 0..=a.len() {
+        for j in 0..=b.len() {
+            if i == 0 || j == 0 {
+                table[i][j] = i + j;
+                continue;
+            }
+            let replaced = table[i - 1][j - 1] + usize::from(a[i - 1] != b[j - 1]);
+            let mut best = replaced.min(table[i - 1][j] + 1).min(table[i][j - 1] + 1);
+            if i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1] {
+                best = best.min(table[i - 2][j - 2] + 1);
+            }
+            table[i][j] = best;
         }
     }
-    row[row.len() - 1]
+    table[a.len()][b.len()]
 }

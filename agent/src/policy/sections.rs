@@ -136,13 +136,13 @@ pub(super) fn read_settings(section: &mut Section<'_, '_>, policy: &mut Policy) 
     }
     if is_switched_off(section, "breaker") {
         policy.breaker.enabled = false;
-    } else if let Some(mut breaker) = section.table("breaker", BREAKER) {
+    } else if let Some(mut breaker) = section.table_or_off("breaker", BREAKER) {
         policy.breaker.enabled = true;
         read_breaker(&mut breaker, &mut policy.breaker);
     }
     if is_switched_off(section, "retry") {
         policy.retry.enabled = false;
-    } else if let Some(mut retry) = section.table("retry", RETRY) {
+    } else if let Some(mut retry) = section.table_or_off("retry", RETRY) {
         policy.retry.enabled = true;
         read_retry(&mut retry, &mut policy.retry);
     }
@@ -347,7 +347,7 @@ fn read_backoff(section: &mut Section<'_, '_>, target: &mut Option<Backoff>) {
         return;
     }
     let inherited = *target;
-    let Some(mut table) = section.table("backoff", BACKOFF) else {
+    let Some(mut table) = section.table_or_off("backoff", BACKOFF) else {
         return;
     };
     let mut backoff = inherited.unwrap_or(Backoff {

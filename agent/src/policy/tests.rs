@@ -1,1 +1,7 @@
-
+mod bad;
+mod changes;
+mod documentation;
+mod files;
+mod properties;
+mod resolution;
+mod spelling;

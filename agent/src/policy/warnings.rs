@@ -10,7 +10,7 @@ use super::{
 
 /// Settings that are read and checked, but that nothing acts upon yet. Entries come off this list
 /// as the parts are built; a section goes by its name and a dot.
-const NOT_ENFORCED: &[&str] = &[
+pub(super) const NOT_ENFORCED: &[&str] = &[
     "timeouts.read",
     "timeouts.write",
     "timeouts.deadline",

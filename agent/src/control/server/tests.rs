@@ -23,15 +23,15 @@ use crate::control::{
 };
 
 /// Answers at once and notes what it was asked.
-struct Fake {
+pub(crate) struct Fake {
     asked: Mutex<Vec<String>>,
     health: Mutex<Health>,
-    kept: Mutex<Vec<Arc<EventRecord>>>,
+    pub(crate) kept: Mutex<Vec<Arc<EventRecord>>>,
     publisher: broadcast::Sender<Arc<EventRecord>>,
 }
 
 impl Fake {
-    fn new() -> Arc<Self> {
+    pub(crate) fn new() -> Arc<Self> {
         Arc::new(Self {
             asked: Mutex::default(),
             health: Mutex::new(Health {
@@ -48,7 +48,7 @@ impl Fake {
         self.asked.lock().unwrap().push(what);
     }
 
-    fn asked(&self) -> MutexGuard<'_, Vec<String>> {
+    pub(crate) fn asked(&self) -> MutexGuard<'_, Vec<String>> {
         self.asked.lock().unwrap()
     }
 }
@@ -137,7 +137,7 @@ impl Backend for Fake {
     }
 }
 
-fn started(message: &str) -> Arc<EventRecord> {
+pub(crate) fn started(message: &str) -> Arc<EventRecord> {
     Arc::new(EventRecord {
         time: Timestamp::from_unix_ms(0),
         event: Event::Config {
@@ -148,7 +148,7 @@ fn started(message: &str) -> Arc<EventRecord> {
     })
 }
 
-fn failure() -> Arc<EventRecord> {
+pub(crate) fn failure() -> Arc<EventRecord> {
     Arc::new(EventRecord {
         time: Timestamp::from_unix_ms(0),
         event: Event::Failure {
@@ -166,15 +166,15 @@ fn failure() -> Arc<EventRecord> {
 }
 
 /// A served socket; everything ends when it is dropped.
-struct Served {
+pub(crate) struct Served {
     path: PathBuf,
-    client: Client,
+    pub(crate) client: Client,
     _tasks: JoinSet<()>,
     _socket: ControlSocket,
     _directory: tempfile::TempDir,
 }
 
-fn serve_fake(backend: &Arc<Fake>, limits: Limits) -> Served {
+pub(crate) fn serve_fake(backend: &Arc<Fake>, limits: Limits) -> Served {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("b.sock");
     let (listener, socket) = bind_control(&path, false).unwrap();

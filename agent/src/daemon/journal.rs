@@ -1,0 +1,199 @@
+//! What happened, kept for `events`, sent to its followers, and logged.
+
+use std::{
+    collections::VecDeque,
+    sync::{Arc, Mutex, PoisonError},
+};
+
+use tokio::sync::broadcast;
+
+use crate::{
+    control::{
+        EventFeed,
+        api::{Event, EventRecord, Timestamp},
+    },
+    core::Nanos,
+};
+
+/// Records that a follower may be behind before it loses its place.
+const FOLLOWER_BACKLOG: usize = 4096;
+/// Log lines a second about single calls; the rest is counted in one line.
+const LOG_LINES_PER_SECOND: u32 = 20;
+
+/// The journal. Shared: written by the select loop, read by the control server.
+pub struct Journal {
+    inner: Mutex<Inner>,
+    followers: broadcast::Sender<Arc<EventRecord>>,
+}
+
+struct Inner {
+    /// Decisions and everything else that is shown without `all`.
+    kept: VecDeque<Arc<EventRecord>>,
+    /// Failures and calls, in a ring of their own so that they push out no decision.
+    all: VecDeque<Arc<EventRecord>>,
+    limit: usize,
+    log: LogLimit,
+}
+
+impl Journal {
+    /// Keeps so many records of each sort.
+    pub fn new(limit: usize) -> Self {
+        Self {
+            inner: Mutex::new(Inner {
+                kept: VecDeque::new(),
+                all: VecDeque::new(),
+                limit,
+                log: LogLimit::default(),
+            }),
+            followers: broadcast::channel(FOLLOWER_BACKLOG).0,
+        }
+    }
+
+    /// Keeps, sends and logs.
+    pub fn publish(&self, time: Timestamp, event: Event) {
+        let record = Arc::new(EventRecord { time, event });
+        let mut inner = self.inner.lock().unwrap_or_else(PoisonError::into_inner);
+        let limit = inner.limit;
+        inner.log.line(&record);
+        let ring = if record.event.only_with_all() { &mut inner.all } else { &mut inner.kept };
+        if limit > 0 {
+            if ring.len() >= limit {
+                ring.pop_front();
+            }
+            ring.push_back(Arc::clone(&record));
+        }
+        // Under the lock, so that a new follower gets neither a gap nor a repetition. Nobody
+        // following is no error.
+        let _ = self.followers.send(record);
+    }
+
+    /// Kept records, oldest first, and those to come.
+    pub fn feed(&self, all: bool) -> EventFeed {
+        let inner = self.inner.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut kept: Vec<_> = inner.kept.iter().cloned().collect();
+        if all {
+            kept.extend(inner.all.iter().cloned());
+            kept.sort_by_key(|record| record.time);
+        }
+        EventFeed { kept, coming: self.followers.subscribe() }
+    }
+}
+
+/// Which wall-clock time a kernel time was.
+#[derive(Clone, Copy)]
+pub struct WallClock {
+    offset_ms: i64,
+}
+
+impl WallClock {
+    /// Compares the two clocks now.
+    pub fn read() -> Self {
+        let monotonic = crate::kernel::clock::now().as_millis() as i64;
+        Self { offset_ms: Timestamp::now().unix_ms() as i64 - monotonic }
+    }
+
+    /// The wall-clock time.
+    pub fn at(self, at: Nanos) -> Timestamp {
+        Timestamp::from_unix_ms((at.as_millis() as i64 + self.offset_ms).max(0) as u64)
+    }
+}
+
+#[derive(Default)]
+struct LogLimit {
+    second: u64,
+    lines: u32,
+    left_out: u64,
+}
+
+impl LogLimit {
+    fn line(&mut self, record: &EventRecord) {
+        match &record.event {
+            Event::Timeout { .. } | Event::Rejected { .. } => {
+                let second = record.time.unix_ms() / 1000;
+                if second != self.second {
+                    if self.left_out > 0 {
+                        tracing::warn!(
+                            "{} more timeouts and refusals in that second, not logged one by one",
+                            self.left_out
+                        );
+                    }
+                    *self = Self { second, ..Self::default() };
+                }
+                if self.lines >= LOG_LINES_PER_SECOND {
+                    self.left_out += 1;
+                    return;
+                }
+                self.lines += 1;
+            }
+            Event::Failure { .. } | Event::Calls { .. } => return,
+            _ => {}
+        }
+        log(record);
+    }
+}
+
+fn log(record: &EventRecord) {
+    match &record.event {
+        Event::Breaker { destination, workload, from, to, reason, generation, .. } => {
+            tracing::warn!(
+                %destination, %workload, generation,
+                "breaker {from} -> {to} ({} {} {} of {})",
+                reason.window, reason.kind, reason.value, reason.threshold
+            );
+        }
+        Event::Timeout {
+            destination, workload, which, value_ms, elapsed_ms, pid, comm, mode, ..
+        } => tracing::warn!(
+            %destination, %workload, pid, comm,
+            "{which} timeout of {value_ms} ms fired after {elapsed_ms} ms ({mode})"
+        ),
+        Event::Rejected { destination, workload, reason, count, pid, comm, mode, .. } => {
+            tracing::info!(
+                %destination, %workload, pid, comm,
+                "refused by {reason}, {count} since the last line ({mode})"
+            );
+        }
+        Event::Config { action, message, by } => {
+            tracing::info!(by = by.as_deref(), "{action}: {message}");
+        }
+        Event::Safety { action, message, .. } => tracing::warn!("{action}: {message}"),
+        Event::Loss { lost, message } => tracing::warn!(lost, "{message}"),
+        Event::Held { destination, reason, hold_ms, .. } => {
+            tracing::info!(%destination, "held {hold_ms} ms by {reason}");
+        }
+        Event::RetryBudget { destination, exhausted, .. } => {
+            tracing::warn!(%destination, exhausted, "retry budget");
+        }
+        Event::Failure { .. } | Event::Calls { .. } => {}
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn loss(lost: u64) -> Event {
+        Event::Loss { lost, message: String::new() }
+    }
+
+    #[test]
+    fn the_last_ones_are_kept() {
+        let journal = Journal::new(3);
+        for lost in 0..5 {
+            journal.publish(Timestamp::from_unix_ms(lost), loss(lost));
+        }
+        let mut feed = journal.feed(false);
+        let kept: Vec<_> = feed.kept.iter().map(|record| record.event.clone()).collect();
+        assert_eq!(kept, [loss(2), loss(3), loss(4)]);
+        assert!(feed.coming.try_recv().is_err());
+        journal.publish(Timestamp::from_unix_ms(9), loss(9));
+        assert_eq!(feed.coming.try_recv().unwrap().event, loss(9));
+    }
+
+    #[test]
+    fn none_are_kept_when_none_are_wanted() {
+        let journal = Journal::new(0);
+        journal.publish(Timestamp::from_unix_ms(1), loss(1));
+        assert!(journal.feed(true).kept.is_empty());
+    }
+}

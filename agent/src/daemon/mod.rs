@@ -1,0 +1,25 @@
+//! The agent as a running whole: start, select loop, stop.
+//!
+//! Threads: the event thread ([`reactor`]: ring, core, verdicts), the dialer ([`dialer`]), and
+//! the main thread with the select loop ([`node`]) and the servers. The start is in [`start`].
+
+pub mod backend;
+pub mod canary;
+pub mod dialer;
+pub mod evict;
+pub mod journal;
+pub mod latency;
+pub mod netns;
+pub mod node;
+pub mod pause;
+pub mod plan;
+pub mod priority;
+pub mod reactor;
+pub mod scrape;
+pub mod settle;
+pub mod start;
+pub mod tally;
+pub mod view;
+pub mod watch;
+
+pub use start::run;

@@ -1,0 +1,66 @@
+//! The page that Prometheus reads.
+
+use std::sync::atomic::Ordering;
+
+use anyhow::{Result, anyhow};
+
+use super::{node::Node, view};
+use crate::{
+    control::api::{Rejections, State},
+    kernel::programs::HOOKS,
+    metrics::{self, ConnectLatencies, NodeMetrics, RowMetrics},
+};
+
+/// Puts the page together.
+///
+/// # Errors
+/// When the event thread does not answer, or the page cannot be written.
+pub async fn text(node: &mut Node) -> Result<String> {
+    let views = node.views().await.map_err(|e| anyhow!("{e}"))?;
+    let health = crate::control::Backend::health(&*node.handle);
+    let shown: Vec<_> = node.viewer(&views).rows().collect();
+    let mut rows = Vec::with_capacity(shown.len());
+    for (id, row) in shown {
+        let buckets = node
+            .table
+            .histogram(row.histogram)
+            .map(|histogram| histogram.counts.iter().map(|count| u64::from(*count)).collect());
+        rows.push(RowMetrics {
+            destination: view::destination(id, &row),
+            workload: view::workload(id, &row, &mut node.names),
+            policy: node.plan.name(row.settings.policy).to_string(),
+            state: views.get(&id).map_or(State::Closed, |(of, _)| view::state(of.state)),
+            attempts: row.attempts,
+            established: row.established,
+            in_flight: row.in_flight,
+            abandoned: row.abandoned,
+            failures: view::failures(&row),
+            rejected: Rejections { breaker: row.rejected_breaker, ..Rejections::default() },
+            would_reject: Rejections {
+                breaker: row.would_reject_breaker,
+                ..Rejections::default()
+            },
+            connect_timeouts: row.timeouts_connect,
+            transitions: node.tally.transitions(id),
+            connect: ConnectLatencies {
+                count: row.established,
+                sum_us: row.connect_latency_sum_us,
+                buckets: buckets.unwrap_or_default(),
+            },
+        });
+    }
+    let wanted = node.cgroups.len();
+    let attached = node.kernel.attachments().len() == wanted && health.ready;
+    Ok(metrics::render(&NodeMetrics {
+        version: env!("CARGO_PKG_VERSION").to_owned(),
+        events_lost: node.table.lost_events() + node.reactor.dropped.load(Ordering::Relaxed),
+        destinations: node.evictions.in_use(&node.table),
+        destinations_evicted: node.evictions.total,
+        reaction: node.reactor.reaction.cumulative(),
+        reloads_good: node.tally.reloads_good,
+        reloads_bad: node.tally.reloads_bad,
+        attached: HOOKS.iter().map(|hook| ((*hook).to_owned(), attached)).collect(),
+        paused: node.pause.current().is_some(),
+        rows,
+    })?)
+}

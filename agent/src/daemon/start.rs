@@ -1,0 +1,348 @@
+//! `backstop run`: from the command line to the `ready` line, the loop, and the way out.
+
+use std::{
+    fs,
+    io::Write as _,
+    path::{Path, PathBuf},
+    process::ExitCode,
+    sync::{Arc, mpsc as std_mpsc},
+    time::Duration,
+};
+
+use agent_common::{Control, Mode};
+use anyhow::{Context as _, Result, bail};
+use tokio::{
+    signal::unix::{SignalKind, signal},
+    time::{MissedTickBehavior, interval},
+};
+
+use super::{
+    backend::Handle,
+    dialer,
+    journal::Journal,
+    node::{Node, Source},
+    pause::Pause,
+    plan::{Plan, Ticks},
+    priority,
+    reactor::{HEARTBEAT_MAX_AGE, Reactor},
+    watch::Watch,
+};
+use crate::{
+    cli::{EXIT_DONE, EXIT_FAILED, EXIT_KERNEL, EXIT_USAGE, Listen, RunArgs},
+    control::{
+        api::{self, ConfigAction, Event},
+        server::{Limits, bind_control, bind_http, serve_control, serve_http},
+    },
+    kernel::{
+        Kernel, LoadOptions,
+        cgroup::{self, Names},
+        clock,
+        support::{self, Unsupported},
+    },
+    policy::{self, LogFormat, MAX_POLICIES},
+};
+
+/// Latency histograms to lend to rows.
+const HISTOGRAMS: u32 = 4096;
+/// How often rows, losses, pauses and calls are looked at.
+const TICK: Duration = Duration::from_millis(100);
+/// How often enforcement is proven again.
+const PROVE_EVERY: Duration = Duration::from_secs(30);
+/// How often cgroups are looked for that have vanished or returned.
+const CGROUPS_EVERY: Duration = Duration::from_secs(1);
+
+/// Bad usage or configuration: exit code 2, and the text is all there is to say.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+struct Usage(String);
+
+/// Runs the agent until it is told to stop; returns the exit code.
+pub fn run(args: RunArgs) -> ExitCode {
+    let code = match start(args) {
+        Ok(()) => EXIT_DONE,
+        Err(error) => {
+            let mut stderr = std::io::stderr();
+            // With stderr gone there is nobody left to tell.
+            let _ = writeln!(stderr, "backstop: {error:#}");
+            if error.is::<Usage>() {
+                EXIT_USAGE
+            } else if error.is::<Unsupported>() {
+                EXIT_KERNEL
+            } else {
+                EXIT_FAILED
+            }
+        }
+    };
+    ExitCode::from(code)
+}
+
+fn start(args: RunArgs) -> Result<()> {
+    if args.takeover {
+        bail!(Usage("--takeover is not in this version: stop the live agent first".to_owned()));
+    }
+    let source = Source {
+        file: args.config.clone(),
+        mode: args.mode.map(|mode| match mode {
+            api::Mode::Enforce => policy::Mode::Enforce,
+            api::Mode::Observe => policy::Mode::Observe,
+        }),
+    };
+    let config = source.read().map_err(|error| Usage(error.to_string()))?;
+    logging(config.agent.log);
+    for warning in config.warnings() {
+        tracing::warn!("{warning}");
+    }
+    support::check()?;
+    let mount = cgroup::mount_point()?;
+    let cgroups = cgroups(&args.cgroups, &mount)?;
+    fs::create_dir_all(&args.state_dir)
+        .and_then(|()| writable(&args.state_dir))
+        .with_context(|| {
+            format!(
+                "state directory {}: not writable; choose another with --state-dir",
+                args.state_dir.display()
+            )
+        })?;
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .context("start the runtime")?;
+    runtime.block_on(async move { serve(args, source, config, mount, cgroups).await })
+}
+
+async fn serve(
+    args: RunArgs,
+    source: Source,
+    config: policy::Config,
+    mount: PathBuf,
+    cgroups: Vec<PathBuf>,
+) -> Result<()> {
+    // Whoever is live on the socket keeps it, and its cgroups, before anything is loaded.
+    let (control, _socket) = bind_control(&args.socket, false)?;
+    let http = match args.listen {
+        Listen::None => None,
+        Listen::Address(address) => Some(bind_http(address).await?),
+    };
+    let listening = match &http {
+        Some(listener) => listener.local_addr().context("name the listener")?.to_string(),
+        None => "none".to_owned(),
+    };
+    let pause = Pause::restore(&args.state_dir)?;
+    if let Err(error) = priority::install_cap() {
+        tracing::warn!("{error:#}");
+    }
+
+    let ticks =
+        Ticks { tick_ns: clock::tick_ns(), syn_linear: clock::syn_repeats_are_linear() };
+    let (mut kernel, ring) = Kernel::load(LoadOptions {
+        max_destinations: config.agent.max_destinations,
+        ring_bytes: config.agent.ring_bytes,
+        histograms: HISTOGRAMS.min(config.agent.max_destinations),
+        policies: MAX_POLICIES as u32 + 1,
+    })?;
+    let table = kernel.table();
+    let events_kept = config.agent.events_kept as usize;
+    let mode = config.mode;
+    let plan = Arc::new(Plan::new(config, ticks));
+    kernel.set_policies(&plan.settings, &plan.entries)?;
+    table.write_control(Control {
+        mode: Mode::OFF,
+        agent_pid: std::process::id(),
+        heartbeat_ns: clock::now().0,
+        heartbeat_max_age_ns: HEARTBEAT_MAX_AGE.0,
+        tick_ns: ticks.tick_ns,
+        syn_linear: u32::from(ticks.syn_linear),
+        reserved0: 0,
+        reserved: [0; 3],
+    });
+    let (dials, orders) = std_mpsc::channel();
+    let seed = clock::now().0 ^ (u64::from(std::process::id()) << 32);
+    let (reactor, mut notices) =
+        Reactor::start(ring, Arc::clone(&table), Arc::clone(&plan), dials, seed)?;
+    dialer::start(Arc::clone(&table), orders, reactor.commander())?;
+    let journal = Arc::new(Journal::new(events_kept));
+    let (handle, mut requests) = Handle::new(Arc::clone(&journal), Arc::clone(&table));
+    for path in &cgroups {
+        kernel.attach(path)?;
+    }
+    let file = source.file.clone();
+    let mut node = Node::new(
+        kernel,
+        reactor,
+        journal,
+        Arc::clone(&handle),
+        plan,
+        source,
+        ticks,
+        Names::new(mount),
+        cgroups,
+        pause,
+    );
+    table.set_mode(node.kernel_mode());
+    node.prove()?;
+    node.ready_at = clock::now();
+
+    let limits = Limits::default();
+    let backend: Arc<dyn crate::control::Backend> = handle;
+    tokio::spawn(serve_control(control, Arc::clone(&backend), limits));
+    if let Some(listener) = http {
+        tokio::spawn(serve_http(listener, backend, limits));
+    }
+    let mut hangup = signal(SignalKind::hangup()).context("wait for SIGHUP")?;
+    let mut terminate = signal(SignalKind::terminate()).context("wait for SIGTERM")?;
+    let mut interrupt = signal(SignalKind::interrupt()).context("wait for SIGINT")?;
+    let mut watch = match &file {
+        Some(file) => Some(Watch::new(file)?),
+        None => None,
+    };
+    started(&node, &args, mode, &listening)?;
+
+    let mut tick = every(TICK);
+    let mut prove = every(PROVE_EVERY);
+    let mut check_cgroups = every(CGROUPS_EVERY);
+    prove.reset();
+    loop {
+        tokio::select! {
+            Some(notice) = notices.recv() => {
+                node.notice(notice);
+                // Many at a time: each turn of the loop costs more than a notice.
+                for _ in 0..256 {
+                    match notices.try_recv() {
+                        Ok(notice) => node.notice(notice),
+                        Err(_) => break,
+                    }
+                }
+            }
+            Some(request) = requests.recv() => node.request(request).await,
+            _ = tick.tick() => {
+                node.tick().await;
+                watchdog(&node);
+            }
+            _ = prove.tick() => {
+                if let Err(error) = node.prove() {
+                    node.safety(format!("{error:#}"));
+                }
+            }
+            _ = check_cgroups.tick() => node.check_cgroups(),
+            _ = hangup.recv() => reload(&mut node),
+            () = changed(&mut watch) => reload(&mut node),
+            _ = terminate.recv() => break,
+            _ = interrupt.recv() => break,
+        }
+        if !node.reactor.is_running() {
+            node.stop();
+            bail!("the event thread has ended unexpectedly; everything is detached");
+        }
+    }
+    let _ = sd_notify::notify(&[sd_notify::NotifyState::Stopping]);
+    node.stop();
+    tracing::info!("stopped: every option is given back, nothing stays attached");
+    Ok(())
+}
+
+/// Says that the agent is ready: to whoever reads stdout, to systemd, and in the events.
+fn started(node: &Node, args: &RunArgs, mode: policy::Mode, listening: &str) -> Result<()> {
+    let cgroups =
+        node.cgroups.iter().map(|path| path.display().to_string()).collect::<Vec<_>>().join(",");
+    let mut stdout = std::io::stdout();
+    writeln!(
+        stdout,
+        "ready cgroups={cgroups} mode={mode} socket={} listen={listening}",
+        args.socket.display()
+    )
+    .and_then(|()| stdout.flush())
+    .context("write the ready line")?;
+    let _ = sd_notify::notify(&[sd_notify::NotifyState::Ready]);
+    let message = match (&args.config, node.pause.current()) {
+        (_, Some(paused)) => format!("started, and paused since {} by {}", paused.since, paused.by),
+        (Some(file), None) => format!("started with {}", file.display()),
+        (None, None) => "started with the built-in configuration".to_owned(),
+    };
+    node.say(Event::Config { action: ConfigAction::Started, message, by: None });
+    Ok(())
+}
+
+fn reload(node: &mut Node) {
+    let _ = sd_notify::notify(&[sd_notify::NotifyState::Reloading]);
+    // Success and failure are events and log lines already.
+    let _ = node.reload(None);
+    let _ = sd_notify::notify(&[sd_notify::NotifyState::Ready]);
+}
+
+/// Tells systemd's watchdog that both the loop and the event thread are alive.
+fn watchdog(node: &Node) {
+    if crate::control::Backend::health(&*node.handle).alive {
+        let _ = sd_notify::notify(&[sd_notify::NotifyState::Watchdog]);
+    }
+}
+
+async fn changed(watch: &mut Option<Watch>) {
+    match watch {
+        Some(watch) => watch.changed().await,
+        None => std::future::pending().await,
+    }
+}
+
+fn every(period: Duration) -> tokio::time::Interval {
+    let mut interval = interval(period);
+    interval.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    interval
+}
+
+/// Canonical paths of the cgroups to attach to; one inside another is dropped, because programs
+/// of both would run.
+fn cgroups(wanted: &[PathBuf], mount: &Path) -> Result<Vec<PathBuf>> {
+    if wanted.is_empty() {
+        return Ok(vec![mount.to_owned()]);
+    }
+    let mount = mount.canonicalize().unwrap_or_else(|_| mount.to_owned());
+    let mut paths = Vec::new();
+    for path in wanted {
+        let canonical = path.canonicalize().map_err(|error| {
+            Usage(format!("--cgroup {}: {error}; give a directory below {}", path.display(), mount.display()))
+        })?;
+        if !canonical.starts_with(&mount) || !canonical.is_dir() {
+            bail!(Usage(format!(
+                "--cgroup {}: not a directory of the cgroup v2 hierarchy at {}",
+                path.display(),
+                mount.display()
+            )));
+        }
+        paths.push(canonical);
+    }
+    paths.sort();
+    paths.dedup();
+    let all = paths.clone();
+    paths.retain(|path| {
+        let outer = all.iter().find(|other| *other != path && path.starts_with(other));
+        if let Some(outer) = outer {
+            tracing::warn!(
+                "--cgroup {} lies inside {} and is covered by it; dropped",
+                path.display(),
+                outer.display()
+            );
+        }
+        outer.is_none()
+    });
+    Ok(paths)
+}
+
+fn writable(directory: &Path) -> std::io::Result<()> {
+    let probe = directory.join(".writable");
+    fs::write(&probe, b"")?;
+    fs::remove_file(&probe)
+}
+
+fn logging(format: LogFormat) {
+    use tracing_subscriber::{EnvFilter, fmt};
+    let filter = EnvFilter::try_from_env("BACKSTOP_LOG")
+        .unwrap_or_else(|_| EnvFilter::new("info"));
+    let builder = fmt().with_env_filter(filter).with_writer(std::io::stderr).with_target(false);
+    // A logger that is installed already (in a test) stays.
+    let _ = match format {
+        LogFormat::Text => builder
+            .with_ansi(std::io::IsTerminal::is_terminal(&std::io::stderr()))
+            .try_init(),
+        LogFormat::Json => builder.json().try_init(),
+    };
+}

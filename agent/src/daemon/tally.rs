@@ -1,0 +1,214 @@
+//! What is counted or remembered per row only to be shown: transitions, and the runs of calls
+//! between failures (`events --all`).
+
+use std::collections::HashMap;
+
+use agent_common::{
+    OTHER_ROW, Row as KernelRow,
+    event::{
+        OUTCOME_CONNECT_TIMEOUT, OUTCOME_GAVE_UP, OUTCOME_REFUSED, OUTCOME_RESET,
+        OUTCOME_UNREACHABLE,
+    },
+    window::{Call, decode, slot},
+};
+
+use super::journal::{Journal, WallClock};
+use crate::{
+    control::api::{CallsLatency, Event, ReasonKind, State, Timestamp, Window},
+    core::{Nanos, RowId},
+    kernel::Table,
+    metrics::Transition,
+};
+
+/// How often runs of calls are written down.
+const CALLS_EVERY: Nanos = Nanos::from_secs(1);
+/// Runs written down at a time; the others go on and are written down later.
+const RUNS_AT_A_TIME: usize = 1000;
+
+/// Whom an event is about.
+pub struct Subject {
+    /// Address and port.
+    pub destination: String,
+    /// The caller's cgroup.
+    pub workload: String,
+    /// Inode of the network namespace.
+    pub netns: Option<u64>,
+}
+
+/// See the module.
+#[derive(Default)]
+pub struct Tally {
+    transitions: HashMap<RowId, Vec<Transition>>,
+    /// Number of the last call that was written down, by row.
+    written: HashMap<RowId, u64>,
+    last: Option<Nanos>,
+    /// Configurations taken over after the start.
+    pub reloads_good: u64,
+    /// Configurations refused.
+    pub reloads_bad: u64,
+}
+
+impl Tally {
+    /// Counts a change of state.
+    pub fn transition(&mut self, row: RowId, from: State, to: State, reason: ReasonKind) {
+        let all = self.transitions.entry(row).or_default();
+        match all.iter_mut().find(|t| (t.from, t.to, t.reason) == (from, to, reason)) {
+            Some(transition) => transition.count += 1,
+            None => all.push(Transition { from, to, reason, count: 1 }),
+        }
+    }
+
+    /// The changes of state of a row.
+    pub fn transitions(&self, row: RowId) -> Vec<Transition> {
+        self.transitions.get(&row).cloned().unwrap_or_default()
+    }
+
+    /// Counts a reload.
+    pub fn reload(&mut self, good: bool) {
+        if good {
+            self.reloads_good += 1;
+        } else {
+            self.reloads_bad += 1;
+        }
+    }
+
+    /// Forgets a row.
+    pub fn forget(&mut self, row: RowId) {
+        self.transitions.remove(&row);
+        self.written.remove(&row);
+    }
+
+    /// Writes a failure down, after the good calls before it.
+    pub fn failure(
+        &mut self,
+        journal: &Journal,
+        table: &Table,
+        row: RowId,
+        event: &agent_common::Event,
+        subject: Subject,
+        time: Timestamp,
+    ) {
+        // Not in the window: it began under an older verdict.
+        if event.seq == 0 {
+            return;
+        }
+        let clock = WallClock::read();
+        let now = Nanos(event.at_ns);
+        let previous = call(table, row, event.seq - 1, now).map(|call| clock.at(Nanos(call.at_ns)));
+        let seen = self.written.get(&row).copied().unwrap_or(0);
+        if event.seq > seen + 1 {
+            self.run(journal, table, row, (seen + 1, event.seq - 1), now, clock, &subject);
+        }
+        self.written.insert(row, event.seq.max(seen));
+        journal.publish(
+            time,
+            Event::Failure {
+                destination: subject.destination,
+                workload: subject.workload,
+                netns: subject.netns,
+                window: Window::Connects,
+                outcome: outcome(event.outcome).to_owned(),
+                seq: event.seq,
+                previous_call_time: previous,
+                generation: event.generation,
+                latency_us: event.elapsed_us,
+            },
+        );
+    }
+
+    /// Whether runs of good calls are to be written down.
+    pub fn is_due(&self, now: Nanos) -> bool {
+        self.last.is_none_or(|last| now.0.saturating_sub(last.0) >= CALLS_EVERY.0)
+    }
+
+    /// Writes down the good calls of rows with traffic.
+    pub fn calls(
+        &mut self,
+        journal: &Journal,
+        table: &Table,
+        now: Nanos,
+        clock: WallClock,
+        mut subject: impl FnMut(RowId, &KernelRow) -> Option<Subject>,
+    ) {
+        self.last = Some(now);
+        let mut left = RUNS_AT_A_TIME;
+        for (id, row) in table.used() {
+            let seen = self.written.get(&id).copied().unwrap_or(0);
+            // The last call may still be on its way as a failure: it is left for the next time.
+            let settled = row.connect_calls.saturating_sub(1);
+            let quiet = now.0.saturating_sub(row.last_connect_ns) > CALLS_EVERY.0;
+            let to = if quiet { row.connect_calls } else { settled };
+            if id.index == OTHER_ROW || to <= seen {
+                continue;
+            }
+            if let Some(subject) = subject(id, &row) {
+                self.run(journal, table, id, (seen + 1, to), now, clock, &subject);
+                self.written.insert(id, to);
+            }
+            left -= 1;
+            if left == 0 {
+                return;
+            }
+        }
+    }
+
+    /// Writes down the good ones among the calls `from` to `to`: failures have lines of their own,
+    /// before or after this one.
+    #[expect(clippy::too_many_arguments, reason = "all of them are needed for one line")]
+    fn run(
+        &self,
+        journal: &Journal,
+        table: &Table,
+        row: RowId,
+        (from, to): (u64, u64),
+        now: Nanos,
+        clock: WallClock,
+        subject: &Subject,
+    ) {
+        let at = |seq| call(table, row, seq, now).map_or(now, |call| Nanos(call.at_ns));
+        let mut begin = from;
+        while begin <= to {
+            // Older calls than the window holds cannot be told apart any more: one run.
+            let is_failed =
+                |seq: &u64| call(table, row, *seq, now).is_some_and(|call| call.failed);
+            let end = (begin..=to).find(is_failed).map_or(to, |failed| failed - 1);
+            if end >= begin {
+                journal.publish(
+                    clock.at(now),
+                    Event::Calls {
+                        destination: subject.destination.clone(),
+                        workload: subject.workload.clone(),
+                        netns: subject.netns,
+                        window: Window::Connects,
+                        from_seq: begin,
+                        to_seq: end,
+                        first_time: clock.at(at(begin)),
+                        last_time: clock.at(at(end)),
+                        latency_us: CallsLatency::default(),
+                        slow: 0,
+                    },
+                );
+            }
+            begin = end + 2;
+        }
+    }
+}
+
+/// A call in the row's window, if it is still there.
+fn call(table: &Table, row: RowId, seq: u64, now: Nanos) -> Option<Call> {
+    if seq == 0 {
+        return None;
+    }
+    decode(table.window_entry(row.index, slot(seq))?, seq, now.0)
+}
+
+fn outcome(outcome: u32) -> &'static str {
+    match outcome {
+        OUTCOME_REFUSED => "refused",
+        OUTCOME_CONNECT_TIMEOUT => "connect_timeout",
+        OUTCOME_UNREACHABLE => "unreachable",
+        OUTCOME_RESET => "reset",
+        OUTCOME_GAVE_UP => "gave_up",
+        _ => "other",
+    }
+}

@@ -1,0 +1,91 @@
+//! Every metric: name, kind, help, labels.
+
+/// What a metric is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// Only ever grows, from 0 at the row's or the agent's start.
+    Counter,
+    /// A current value.
+    Gauge,
+    /// Cumulative buckets, a sum and a count.
+    Histogram,
+}
+
+/// A metric's declaration.
+#[derive(Clone, Copy, Debug)]
+pub struct Metric {
+    /// Full name.
+    pub name: &'static str,
+    /// What it is.
+    pub kind: Kind,
+    /// One sentence for a person.
+    pub help: &'static str,
+    /// Labels besides those of the row.
+    pub labels: &'static [&'static str],
+    /// Whether it has the labels [`ROW_LABELS`].
+    pub per_row: bool,
+}
+
+/// Labels of every metric that belongs to a row.
+pub const ROW_LABELS: [&str; 3] = ["destination", "workload", "policy"];
+
+macro_rules! metrics {
+    ($($kind:ident $scope:ident $id:ident = $name:literal [$($label:literal),*]: $help:literal;)*) => {
+        $(
+            #[doc = $help]
+            pub const $id: Metric = Metric {
+                name: concat!("backstop_", $name),
+                kind: Kind::$kind,
+                help: $help,
+                labels: &[$($label),*],
+                per_row: metrics!(@$scope),
+            };
+        )*
+
+        /// All of them, in the order of the page.
+        pub const ALL: &[Metric] = &[$($id),*];
+    };
+    (@row) => { true };
+    (@node) => { false };
+}
+
+metrics! {
+    Counter row ATTEMPTS = "attempts_total" []:
+        "Connects begun (SYNs sent).";
+    Counter row ESTABLISHED = "established_total" []:
+        "Connects established.";
+    Counter row FAILURES = "failures_total" ["kind"]:
+        "Calls that the destination failed, by outcome.";
+    Counter row ABANDONED = "abandoned_total" []:
+        "Connects that the program itself closed before an answer; never a failure.";
+    Counter row REJECTED = "rejected_total" ["reason"]:
+        "Calls refused by Backstop, by reason; they never reached the destination.";
+    Counter row WOULD_REJECT = "would_reject_total" ["reason"]:
+        "Calls that observe mode let pass and enforce mode would have refused, by reason.";
+    Counter row TIMEOUTS = "timeouts_total" ["kind"]:
+        "Calls ended by a timeout of Backstop, by timeout.";
+    Gauge row BREAKER_STATE = "breaker_state" ["state"]:
+        "1 for the state that the breaker is in, 0 for the others.";
+    Counter row TRANSITIONS = "breaker_transitions_total" ["from", "to", "reason"]:
+        "Changes of the breaker's state.";
+    Histogram row CONNECT_DURATION = "connect_duration_seconds" []:
+        "Time from SYN to established, of established connects.";
+    Gauge row IN_FLIGHT = "in_flight" []:
+        "Connects begun that have no outcome yet.";
+    Counter node EVENTS_LOST = "events_lost_total" []:
+        "Kernel events that found no room in the ring buffer; counters do not depend on them.";
+    Gauge node DESTINATIONS = "destinations" []:
+        "Rows in use: one per workload, network namespace and destination.";
+    Counter node DESTINATIONS_EVICTED = "destinations_evicted_total" []:
+        "Rows given up to make room for others.";
+    Histogram node REACTION = "reaction_seconds" []:
+        "Time from a failure in the kernel to the verdict that it led to.";
+    Counter node CONFIG_RELOADS = "config_reloads_total" ["result"]:
+        "Configurations read after the start, by result: ok, or error and the old one stays.";
+    Gauge node ATTACHED = "attached" ["hook"]:
+        "1 for a kernel hook that is attached and seen to work, else 0.";
+    Gauge node PAUSED = "paused" []:
+        "1 while an operator has switched every verdict and timeout off, else 0.";
+    Gauge node BUILD_INFO = "build_info" ["version"]:
+        "Always 1; the labels say what runs.";
+}

@@ -1,0 +1,99 @@
+//! What Prometheus scrapes. Every metric is declared once, in [`declared`].
+//!
+//! The daemon hands over plain numbers ([`NodeMetrics`]), [`render`] turns them into text. Counters
+//! come from the kernel's own, which never lose an event.
+
+pub mod declared;
+mod histogram;
+mod render;
+#[cfg(test)]
+mod tests;
+
+pub use histogram::{CONNECT_BOUNDS, Cumulative, REACTION_BOUNDS, Reaction, connect_cumulative};
+pub use render::{RenderError, SERIES_ROWS, render};
+
+use crate::control::api::{Failures, ReasonKind, Rejections, State};
+
+/// The numbers of the node.
+#[derive(Clone, Debug, Default)]
+pub struct NodeMetrics {
+    /// Version of the agent.
+    pub version: String,
+    /// Kernel events that found no room in the ring buffer.
+    pub events_lost: u64,
+    /// Rows in use.
+    pub destinations: u64,
+    /// Rows given up for others.
+    pub destinations_evicted: u64,
+    /// From a kernel event to the verdict it led to.
+    pub reaction: Cumulative,
+    /// Configurations taken over after the start.
+    pub reloads_good: u64,
+    /// Configurations refused.
+    pub reloads_bad: u64,
+    /// Every hook by name, and whether the program is attached and was seen to work.
+    pub attached: Vec<(String, bool)>,
+    /// Whether an operator has switched enforcement off for now.
+    pub paused: bool,
+    /// Rows, in an order that stays: those beyond [`SERIES_ROWS`] share one series `other`.
+    pub rows: Vec<RowMetrics>,
+}
+
+/// The numbers of one row. Rows with the same three labels (in two network namespaces, say) are
+/// added up.
+#[derive(Clone, Debug)]
+pub struct RowMetrics {
+    /// Address and port.
+    pub destination: String,
+    /// As in `status`.
+    pub workload: String,
+    /// Name of the policy in force.
+    pub policy: String,
+    /// State of the breaker.
+    pub state: State,
+    /// SYNs sent.
+    pub attempts: u64,
+    /// Connects established.
+    pub established: u64,
+    /// Connects under way.
+    pub in_flight: u64,
+    /// Connects that the program gave up itself.
+    pub abandoned: u64,
+    /// Failed calls by outcome.
+    pub failures: Failures,
+    /// Calls refused.
+    pub rejected: Rejections,
+    /// Calls that observe mode let pass.
+    pub would_reject: Rejections,
+    /// Connects ended by our connect timeout.
+    pub connect_timeouts: u64,
+    /// Changes of state so far.
+    pub transitions: Vec<Transition>,
+    /// Latencies of established connects.
+    pub connect: ConnectLatencies,
+}
+
+/// How often a breaker went from one state to another for one reason.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Transition {
+    /// The state before.
+    pub from: State,
+    /// The state after.
+    pub to: State,
+    /// Why.
+    pub reason: ReasonKind,
+    /// How often so far.
+    pub count: u64,
+}
+
+/// Latencies of established connects since the row exists.
+#[derive(Clone, Debug, Default)]
+pub struct ConnectLatencies {
+    /// All of them.
+    pub count: u64,
+    /// Their sum, us.
+    pub sum_us: u64,
+    /// Calls per kernel bucket, see [`agent_common::histogram`]; empty for a row without a
+    /// histogram of its own, which then has only count and sum.
+    pub buckets: Vec<u64>,
+}

@@ -1,0 +1,281 @@
+//! Numbers to text.
+
+use std::collections::BTreeMap;
+
+use prometheus::{
+    TextEncoder,
+    proto::{self, LabelPair, MetricFamily, MetricType},
+};
+
+use super::{
+    Cumulative, NodeMetrics, RowMetrics, connect_cumulative,
+    declared::{self, Kind, Metric, ROW_LABELS},
+};
+use crate::control::api::{Failures, ReasonKind, Rejections, State, TimeoutKind};
+
+/// Label sets that get series of their own; a row has some 45, so that a full page is about 25 MB.
+/// Rows beyond them are added up as destination `other`.
+pub const SERIES_ROWS: usize = 4096;
+
+/// Labels of what is beyond [`SERIES_ROWS`].
+const OTHER: &str = "other";
+
+/// The page could not be written.
+#[derive(Debug, thiserror::Error)]
+#[error("writing metrics: {0}")]
+pub struct RenderError(#[from] prometheus::Error);
+
+/// Outcomes of connects: always shown, so that a rate is there from the first failure on. The
+/// others appear with their first.
+const CONNECT_OUTCOMES: [&str; 6] = [
+    "refused",
+    "connect_timeout",
+    "unreachable",
+    "reset",
+    "gave_up",
+    "other",
+];
+
+/// A page in the Prometheus text format, 0.0.4.
+///
+/// # Errors
+/// None is known; the encoder reserves the right.
+pub fn render(node: &NodeMetrics) -> Result<String, RenderError> {
+    let mut page = Page::default();
+    for (labels, series) in merged(&node.rows) {
+        series.write(&mut page, [labels.0, labels.1, labels.2]);
+    }
+    page.number(declared::EVENTS_LOST, &[], &[], node.events_lost);
+    page.number(declared::DESTINATIONS, &[], &[], node.destinations);
+    let evicted = node.destinations_evicted;
+    page.number(declared::DESTINATIONS_EVICTED, &[], &[], evicted);
+    page.histogram(declared::REACTION, &[], &node.reaction);
+    for (result, count) in [("ok", node.reloads_good), ("error", node.reloads_bad)] {
+        page.number(declared::CONFIG_RELOADS, &[], &[result], count);
+    }
+    for (hook, attached) in &node.attached {
+        page.number(declared::ATTACHED, &[], &[hook], u64::from(*attached));
+    }
+    page.number(declared::PAUSED, &[], &[], u64::from(node.paused));
+    page.number(declared::BUILD_INFO, &[], &[&node.version], 1);
+    page.text()
+}
+
+type Labels<'a> = (&'a str, &'a str, &'a str);
+
+/// Adds up the rows that share their labels: two equal series make a page invalid.
+fn merged(rows: &[RowMetrics]) -> BTreeMap<Labels<'_>, Series> {
+    let mut merged: BTreeMap<Labels<'_>, Series> = BTreeMap::new();
+    let mut other: Option<Series> = None;
+    for row in rows {
+        let labels = (
+            row.destination.as_str(),
+            row.workload.as_str(),
+            row.policy.as_str(),
+        );
+        if merged.len() < SERIES_ROWS || merged.contains_key(&labels) {
+            merged.entry(labels).or_default().add(row);
+        } else {
+            other.get_or_insert_default().add(row);
+        }
+    }
+    if let Some(mut other) = other {
+        // Of many breakers there is no one state.
+        other.state = None;
+        merged.insert((OTHER, OTHER, OTHER), other);
+    }
+    merged
+}
+
+/// The numbers behind one set of labels.
+#[derive(Default)]
+struct Series {
+    state: Option<State>,
+    attempts: u64,
+    established: u64,
+    in_flight: u64,
+    abandoned: u64,
+    connect_timeouts: u64,
+    failures: BTreeMap<&'static str, u64>,
+    rejected: BTreeMap<&'static str, u64>,
+    would_reject: BTreeMap<&'static str, u64>,
+    transitions: BTreeMap<(State, State, ReasonKind), u64>,
+    connect: Cumulative,
+}
+
+/// Which of two states to show: the one that hurts more.
+fn severity(state: State) -> u8 {
+    match state {
+        State::Closed => 0,
+        State::ForcedClosed => 1,
+        State::HalfOpen => 2,
+        State::ForcedOpen => 3,
+        State::Open => 4,
+    }
+}
+
+fn add(sums: &mut BTreeMap<&'static str, u64>, counts: &[(&'static str, u64)], always: &[&str]) {
+    for (word, count) in counts {
+        if *count > 0 || always.contains(word) {
+            let sum = sums.entry(word).or_default();
+            *sum = sum.saturating_add(*count);
+        }
+    }
+}
+
+impl Series {
+    fn add(&mut self, row: &RowMetrics) {
+        if self
+            .state
+            .is_none_or(|state| severity(state) < severity(row.state))
+        {
+            self.state = Some(row.state);
+        }
+        for (sum, count) in [
+            (&mut self.attempts, row.attempts),
+            (&mut self.established, row.established),
+            (&mut self.in_flight, row.in_flight),
+            (&mut self.abandoned, row.abandoned),
+            (&mut self.connect_timeouts, row.connect_timeouts),
+        ] {
+            *sum = sum.saturating_add(count);
+        }
+        add(
+            &mut self.failures,
+            &Failures::each(&row.failures),
+            &CONNECT_OUTCOMES,
+        );
+        let always = ["breaker"];
+        add(
+            &mut self.rejected,
+            &Rejections::each(&row.rejected),
+            &always,
+        );
+        add(
+            &mut self.would_reject,
+            &Rejections::each(&row.would_reject),
+            &always,
+        );
+        for transition in &row.transitions {
+            let key = (transition.from, transition.to, transition.reason);
+            let sum = self.transitions.entry(key).or_default();
+            *sum = sum.saturating_add(transition.count);
+        }
+        let latencies = &row.connect;
+        self.connect.add(&connect_cumulative(
+            &latencies.buckets,
+            latencies.count,
+            latencies.sum_us,
+        ));
+    }
+
+    fn write(&self, page: &mut Page, row: [&str; 3]) {
+        page.number(declared::ATTEMPTS, &row, &[], self.attempts);
+        page.number(declared::ESTABLISHED, &row, &[], self.established);
+        page.number(declared::IN_FLIGHT, &row, &[], self.in_flight);
+        page.number(declared::ABANDONED, &row, &[], self.abandoned);
+        let kind = TimeoutKind::Connect.as_str();
+        page.number(declared::TIMEOUTS, &row, &[kind], self.connect_timeouts);
+        for (metric, counts) in [
+            (declared::FAILURES, &self.failures),
+            (declared::REJECTED, &self.rejected),
+            (declared::WOULD_REJECT, &self.would_reject),
+        ] {
+            for (word, count) in counts {
+                page.number(metric, &row, &[word], *count);
+            }
+        }
+        if let Some(now) = self.state {
+            for state in State::ALL {
+                let value = u64::from(*state == now);
+                page.number(declared::BREAKER_STATE, &row, &[state.as_str()], value);
+            }
+        }
+        for ((from, to, reason), count) in &self.transitions {
+            let labels = [from.as_str(), to.as_str(), reason.as_str()];
+            page.number(declared::TRANSITIONS, &row, &labels, *count);
+        }
+        page.histogram(declared::CONNECT_DURATION, &row, &self.connect);
+    }
+}
+
+/// Samples by metric, in the order of the declarations.
+#[derive(Default)]
+struct Page {
+    samples: BTreeMap<&'static str, Vec<proto::Metric>>,
+}
+
+impl Page {
+    fn sample(&mut self, metric: Metric, row: &[&str], labels: &[&str]) -> &mut proto::Metric {
+        debug_assert_eq!(metric.per_row, row.len() == ROW_LABELS.len());
+        debug_assert_eq!(metric.labels.len(), labels.len());
+        let row_labels = ROW_LABELS.iter().zip(row);
+        let pairs = row_labels
+            .chain(metric.labels.iter().zip(labels))
+            .map(|(name, value)| {
+                let mut pair = LabelPair::default();
+                pair.set_name((*name).to_owned());
+                pair.set_value((*value).to_owned());
+                pair
+            })
+            .collect();
+        let samples = self.samples.entry(metric.name).or_default();
+        let at = samples.len();
+        samples.push(proto::Metric::from_label(pairs));
+        &mut samples[at]
+    }
+
+    #[expect(clippy::cast_precision_loss, reason = "Prometheus numbers are f64")]
+    fn number(&mut self, metric: Metric, row: &[&str], labels: &[&str], value: u64) {
+        let sample = self.sample(metric, row, labels);
+        match metric.kind {
+            Kind::Counter => {
+                let mut counter = proto::Counter::default();
+                counter.set_value(value as f64);
+                sample.set_counter(counter);
+            }
+            Kind::Gauge | Kind::Histogram => {
+                let mut gauge = proto::Gauge::default();
+                gauge.set_value(value as f64);
+                sample.set_gauge(gauge);
+            }
+        }
+    }
+
+    fn histogram(&mut self, metric: Metric, row: &[&str], values: &Cumulative) {
+        let buckets = values.buckets.iter().map(|(bound_us, count)| {
+            let mut bucket = proto::Bucket::default();
+            bucket.set_upper_bound(seconds(*bound_us));
+            bucket.set_cumulative_count(*count);
+            bucket
+        });
+        let mut histogram = proto::Histogram::default();
+        histogram.set_bucket(buckets.collect());
+        histogram.set_sample_count(values.count);
+        histogram.set_sample_sum(seconds(values.sum_us));
+        self.sample(metric, row, &[]).set_histogram(histogram);
+    }
+
+    fn text(mut self) -> Result<String, RenderError> {
+        let families = declared::ALL.iter().filter_map(|metric| {
+            let mut family = MetricFamily::default();
+            family.set_name(metric.name.to_owned());
+            family.set_help(metric.help.to_owned());
+            family.set_field_type(match metric.kind {
+                Kind::Counter => MetricType::COUNTER,
+                Kind::Gauge => MetricType::GAUGE,
+                Kind::Histogram => MetricType::HISTOGRAM,
+            });
+            // A metric without samples is left out.
+            family.set_metric(self.samples.remove(metric.name)?);
+            Some(family)
+        });
+        let families: Vec<_> = families.collect();
+        Ok(TextEncoder::new().encode_to_string(&families)?)
+    }
+}
+
+#[expect(clippy::cast_precision_loss, reason = "Prometheus numbers are f64")]
+fn seconds(us: u64) -> f64 {
+    us as f64 / 1e6
+}
