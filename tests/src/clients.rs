@@ -20,11 +20,11 @@ pub struct Client {
     /// Programs that must be installed for it.
     pub needs: &'static [&'static str],
     /// The command line.
-    command: fn(SocketAddr) -> Program,
+    pub command: fn(SocketAddr) -> Program,
     /// What its failure says, without what differs from run to run.
-    message: fn(&Finished) -> String,
+    pub message: fn(&Finished) -> String,
     /// Whether the server answered.
-    succeeded: fn(&Finished) -> bool,
+    pub succeeded: fn(&Finished) -> bool,
 }
 
 impl Client {
