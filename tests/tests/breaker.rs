@@ -72,11 +72,14 @@ impl Scene {
         let net = TestNet::new();
         let group = TestCgroup::new("breaker");
         let agent = Agent::start(&group, config);
+        let sleep = Program::new("sleep").arg("600");
+        let _resident = sleep.in_cgroup(&group).in_netns(&net.client).spawn();
         Some(Self {
             client,
             net,
             group,
             agent,
+            _resident,
         })
     }
 
