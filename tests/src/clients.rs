@@ -114,7 +114,15 @@ pub const PYTHON_ASYNCIO: Client = Client {
             .arg(source("streams.py"))
             .args(words(to))
     },
-    message: plain,
+    // Up to "[Errno 111]": the words after it depend on whether connect() itself fails, or the
+    // socket later. Over a network a non-blocking connect is refused later, by Backstop at once.
+    message: |finished| {
+        let said = plain(finished);
+        said.split_inclusive(']')
+            .next()
+            .unwrap_or_default()
+            .to_owned()
+    },
     succeeded: exit_code,
 };
 
@@ -143,7 +151,14 @@ pub const JAVA: Client = Client {
             .arg("Ask")
             .args(words(to))
     },
-    message: plain,
+    // The exception's class: its text depends on the same as that of asyncio.
+    message: |finished| {
+        let said = plain(finished);
+        said.split([':', '\n'])
+            .next()
+            .unwrap_or_default()
+            .to_owned()
+    },
     succeeded: exit_code,
 };
 

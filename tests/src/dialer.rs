@@ -103,6 +103,11 @@ impl Dialer {
         self.process.pid()
     }
 
+    /// Sends a signal to it.
+    pub fn signal(&self, signal: rustix::process::Signal) {
+        self.process.signal(signal);
+    }
+
     /// Kills it.
     pub fn kill(self) {
         drop(self);
