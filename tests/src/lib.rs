@@ -6,6 +6,7 @@
 //! panic instead of returning errors: the backtrace then names the line of the test.
 
 pub mod agent;
+pub mod attached;
 pub mod cgroup;
 pub mod clients;
 pub mod dialer;
