@@ -5,9 +5,7 @@ use agent_common::{
     event::EVENT_WOULD,
     key::mapped,
     row::ROW_PROTECTED,
-    stamp::{
-        PHASE_IDLE, PHASE_STAMPED, STAMP_PROBE, STAMP_TIMEOUT_SET,
-    },
+    stamp::{PHASE_IDLE, PHASE_STAMPED, STAMP_PROBE, STAMP_TIMEOUT_SET},
     syn::first_timeout_ticks,
     verdict::{STATE_FORCED_OPEN, STATE_HALF_OPEN, STATE_OPEN},
 };
@@ -87,13 +85,17 @@ fn socket(ctx: &SockAddrContext) -> *mut bpf_sock {
 /// Decides about one `connect()` and stamps the socket if it passes.
 #[inline(always)]
 fn judge(ctx: &SockAddrContext, addr: [u8; 16], ifindex: u32) -> i32 {
-    let Some(control) = rows::control() else { return ALLOW };
+    let Some(control) = rows::control() else {
+        return ALLOW;
+    };
     // SAFETY (here and below): helpers without preconditions, map memory, a valid context.
     unsafe {
         let pid_tgid = bpf_get_current_pid_tgid();
         let pid = (pid_tgid >> 32) as u32;
         let sk = socket(ctx);
-        let Some(sk_address) = kernel::address_of(sk) else { return ALLOW };
+        let Some(sk_address) = kernel::address_of(sk) else {
+            return ALLOW;
+        };
         if pid == (*control).agent_pid || kernel::is_kernel_socket(sk_address) {
             return ALLOW;
         }
@@ -107,7 +109,9 @@ fn judge(ctx: &SockAddrContext, addr: [u8; 16], ifindex: u32) -> i32 {
             reserved: 0,
         };
         let index = rows::find_or_create(&key, sk_address);
-        let Some(row) = rows::row(index) else { return ALLOW };
+        let Some(row) = rows::row(index) else {
+            return ALLOW;
+        };
         (*row).last_connect_ns = now;
         (*row).last_pid = pid;
 
@@ -200,7 +204,9 @@ fn judge(ctx: &SockAddrContext, addr: [u8; 16], ifindex: u32) -> i32 {
 unsafe fn bound(ctx: &SockAddrContext, stamp: *mut Stamp, row: *mut Row, timeout: u32) -> u32 {
     // SAFETY: by the caller.
     unsafe {
-        let Some(own) = user_timeout::get(ctx.as_ptr()) else { return 0 };
+        let Some(own) = user_timeout::get(ctx.as_ptr()) else {
+            return 0;
+        };
         if own != 0 && own <= timeout {
             if let Some(control) = rows::control() {
                 let linear = (*control).syn_linear != 0;
@@ -258,4 +264,3 @@ unsafe fn refused(
         events::send(&event);
     }
 }
-

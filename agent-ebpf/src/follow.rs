@@ -36,7 +36,11 @@ const TCP_CLOSE: u32 = 7;
 pub fn follow(ctx: SockOpsContext) -> u32 {
     let op = ctx.op();
     match op {
-        TIMEOUT_INIT | TCP_CONNECT_CB | ACTIVE_ESTABLISHED_CB | PASSIVE_ESTABLISHED_CB | RTO_CB
+        TIMEOUT_INIT
+        | TCP_CONNECT_CB
+        | ACTIVE_ESTABLISHED_CB
+        | PASSIVE_ESTABLISHED_CB
+        | RTO_CB
         | STATE_CB => {}
         _ => return 1,
     }
@@ -50,7 +54,12 @@ pub fn follow(ctx: SockOpsContext) -> u32 {
     // SAFETY: the map is a socket storage map and the socket is not null. Request sockets of a
     // server arrive here too and never have a stamp.
     let stamp = unsafe {
-        bpf_sk_storage_get((&raw const maps::STAMPS).cast_mut().cast(), sk.cast(), core::ptr::null_mut(), 0)
+        bpf_sk_storage_get(
+            (&raw const maps::STAMPS).cast_mut().cast(),
+            sk.cast(),
+            core::ptr::null_mut(),
+            0,
+        )
     }
     .cast::<Stamp>();
     if stamp.is_null() {
@@ -76,7 +85,9 @@ pub fn follow(ctx: SockOpsContext) -> u32 {
             }
             RTO_CB => retransmitted(stamp),
             STATE_CB => {
-                let error = kernel::address_of(sk).and_then(kernel::socket_error).unwrap_or(0);
+                let error = kernel::address_of(sk)
+                    .and_then(kernel::socket_error)
+                    .unwrap_or(0);
                 let exiting = error == 0 && kernel::current_is_exiting();
                 give_back_timeout(&ctx, stamp);
                 drop_callbacks(&ctx, stamp);

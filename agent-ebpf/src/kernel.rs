@@ -30,8 +30,11 @@ fn read<T: Copy>(address: u64) -> Option<T> {
     let mut value = MaybeUninit::<T>::uninit();
     // SAFETY: the helper checks the address and writes the whole value, or reports failure.
     unsafe {
-        (bpf_probe_read_kernel(value.as_mut_ptr().cast(), size_of::<T>() as u32, address as *const _)
-            == 0)
+        (bpf_probe_read_kernel(
+            value.as_mut_ptr().cast(),
+            size_of::<T>() as u32,
+            address as *const _,
+        ) == 0)
             .then(|| value.assume_init())
     }
 }
@@ -74,7 +77,9 @@ pub fn netns_inode(sk: u64) -> u32 {
     if offsets.sock_net == NO_OFFSET || offsets.net_inum == NO_OFFSET {
         return 0;
     }
-    let Some(net) = read::<u64>(sk + u64::from(offsets.sock_net)) else { return 0 };
+    let Some(net) = read::<u64>(sk + u64::from(offsets.sock_net)) else {
+        return 0;
+    };
     read::<u32>(net + u64::from(offsets.net_inum)).unwrap_or(0)
 }
 

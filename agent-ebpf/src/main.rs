@@ -5,7 +5,10 @@
 #![no_std]
 #![no_main]
 #![feature(core_intrinsics)]
-#![expect(internal_features, reason = "atomics that return the old value exist only there")]
+#![expect(
+    internal_features,
+    reason = "atomics that return the old value exist only there"
+)]
 
 mod atomics;
 mod connect;

@@ -133,7 +133,13 @@ pub unsafe fn closed(stamp: *mut Stamp, now: u64, error: u32, exiting: bool) {
             && (*stamp).flags & STAMP_TIMEOUT_SET != 0
             && now.saturating_sub((*stamp).begun_ns)
                 >= u64::from((*stamp).our_timeout_ms) * (agent_common::NANOS_PER_MS * 15 / 16);
-        failed(stamp, now, outcome, error, if ours { EVENT_OUR_TIMEOUT } else { 0 });
+        failed(
+            stamp,
+            now,
+            outcome,
+            error,
+            if ours { EVENT_OUR_TIMEOUT } else { 0 },
+        );
     }
 }
 
@@ -253,7 +259,8 @@ unsafe fn call(stamp: *mut Stamp, row: *mut Row, now: u64, is_failure: bool) -> 
     }
 }
 
-/// Returns the probe's slot and says how it went.
+/// Says how a probe went. Its slot comes back only if the probe said nothing: after a success or a
+/// failure the agent decides who may go next, so that never more than the allowed probes leave.
 #[inline(always)]
 unsafe fn probe_ended(
     stamp: *mut Stamp,
@@ -265,7 +272,9 @@ unsafe fn probe_ended(
 ) {
     // SAFETY: by contract, map memory.
     unsafe {
-        probes::give_back(row, (*stamp).generation);
+        if outcome == OUTCOME_ABANDONED || outcome == OUTCOME_LOCAL {
+            probes::give_back(row, (*stamp).generation);
+        }
         events::send(&Event {
             kind: EventKind::PROBE_ENDED,
             row: (*stamp).row,
@@ -312,7 +321,9 @@ unsafe fn remember(pid: u32, now: u64) {
 unsafe fn gave_up(stamp: *mut Stamp, now: u64) -> bool {
     // SAFETY: by contract, map memory.
     unsafe {
-        let Some(row) = row_of(stamp) else { return false };
+        let Some(row) = row_of(stamp) else {
+            return false;
+        };
         let limit = u64::from((*row).settings.gave_up_ms) * agent_common::NANOS_PER_MS;
         if limit == 0 || now.saturating_sub((*stamp).begun_ns) < limit {
             return false;

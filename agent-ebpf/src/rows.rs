@@ -5,9 +5,7 @@ use agent_common::{
     key::{CLASS_POLICY, CLASS_PROTECTED, ManualKey, POLICY_KEY_EXACT_BITS},
     row::ROW_PROTECTED,
 };
-use aya_ebpf::{
-    bindings::BPF_NOEXIST, helpers::generated::bpf_ktime_get_ns, maps::lpm_trie::Key,
-};
+use aya_ebpf::{bindings::BPF_NOEXIST, helpers::generated::bpf_ktime_get_ns, maps::lpm_trie::Key};
 
 use crate::{atomics, events, kernel, maps};
 
@@ -55,7 +53,9 @@ fn create(key: &DestinationKey, socket: u64) -> u32 {
             return OTHER_ROW;
         }
     };
-    let Some(row) = row(index) else { return OTHER_ROW };
+    let Some(row) = row(index) else {
+        return OTHER_ROW;
+    };
     // SAFETY: no time source can fail.
     let now = unsafe { bpf_ktime_get_ns() };
     // SAFETY: the row is ours alone: its index was in the free queue and no key leads to it yet.
@@ -75,7 +75,10 @@ fn create(key: &DestinationKey, socket: u64) -> u32 {
             (*row).verdict_until_ns = (*manual)[1];
             (*row).verdict = (*manual)[0];
         }
-        if maps::KEYS.insert(key, index, u64::from(BPF_NOEXIST)).is_ok() {
+        if maps::KEYS
+            .insert(key, index, u64::from(BPF_NOEXIST))
+            .is_ok()
+        {
             count(|c| &raw mut (*c).rows_created);
             events::send(&Event {
                 kind: EventKind::ROW_CREATED,
@@ -137,10 +140,17 @@ pub fn settings_for(key: &DestinationKey) -> Settings {
 /// Longest prefix under the destination's own port, else under any port (see `PolicyKey`).
 #[inline(always)]
 fn policy_of(key: &DestinationKey, class: u32) -> Option<u32> {
-    let mut wanted = PolicyKey { class, port_be: key.port_be, reserved: 0, addr: key.addr };
+    let mut wanted = PolicyKey {
+        class,
+        port_be: key.port_be,
+        reserved: 0,
+        addr: key.addr,
+    };
     if let Some(policy) = maps::POLICY_TRIE.get(Key::new(FULL_PREFIX, wanted)) {
         return Some(*policy);
     }
     wanted.port_be = 0;
-    maps::POLICY_TRIE.get(Key::new(FULL_PREFIX, wanted)).copied()
+    maps::POLICY_TRIE
+        .get(Key::new(FULL_PREFIX, wanted))
+        .copied()
 }

@@ -17,7 +17,13 @@ pub unsafe fn get(ctx: *mut c_void) -> Option<u32> {
     let mut value: u32 = 0;
     // SAFETY: by contract; the buffer is 4 bytes.
     let result = unsafe {
-        bpf_getsockopt(ctx, IPPROTO_TCP, TCP_USER_TIMEOUT, (&raw mut value).cast(), 4)
+        bpf_getsockopt(
+            ctx,
+            IPPROTO_TCP,
+            TCP_USER_TIMEOUT,
+            (&raw mut value).cast(),
+            4,
+        )
     };
     (result == 0).then_some(value)
 }
@@ -29,5 +35,13 @@ pub unsafe fn get(ctx: *mut c_void) -> Option<u32> {
 #[inline(always)]
 pub unsafe fn set(ctx: *mut c_void, mut value: u32) -> bool {
     // SAFETY: by contract; the buffer is 4 bytes.
-    unsafe { bpf_setsockopt(ctx, IPPROTO_TCP, TCP_USER_TIMEOUT, (&raw mut value).cast(), 4) == 0 }
+    unsafe {
+        bpf_setsockopt(
+            ctx,
+            IPPROTO_TCP,
+            TCP_USER_TIMEOUT,
+            (&raw mut value).cast(),
+            4,
+        ) == 0
+    }
 }

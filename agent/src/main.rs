@@ -16,5 +16,9 @@ fn main() -> ExitCode {
     {
         return ExitCode::from(canary::play(Path::new(&cgroup), port));
     }
-    cli::main(&Parts { run, print_config: cli::print_config, check: cli::check })
+    cli::main(&Parts {
+        run,
+        print_config: cli::print_config,
+        check: cli::check,
+    })
 }

@@ -5,11 +5,18 @@
 )]
 
 mod apt;
+mod build;
+mod check;
 mod ebpf;
 mod paths;
 mod process;
+mod run;
+mod test;
+mod vm;
 
+use std::ffi::OsString;
 use std::process::ExitCode;
+use std::time::Duration;
 
 use anyhow::Result;
 use clap::{Parser, Subcommand};
@@ -31,6 +38,56 @@ struct Arguments {
 
 #[derive(Debug, Subcommand)]
 enum Task {
+    /// Build the one static release binary and say where it lies.
+    Build,
+
+    /// Build the agent and run it: `backstop run ARGUMENTS`.
+    ///
+    /// A stable compiler is all it takes: the kernel object is part of the repository. Asks sudo
+    /// where this is not root. Try `cargo xtask run --print-config`.
+    Run {
+        /// Passed on to `backstop run`.
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        arguments: Vec<OsString>,
+    },
+
+    /// Run every test: unit tests, then the privileged ones against the real kernel.
+    ///
+    /// Installs the Debian packages that the tests need (it names them first; no service is
+    /// started) and packages from PyPI into target/venv. Needs root for the privileged part and
+    /// asks sudo where this is not root. Ends with the list of skipped tests and why, and one line
+    /// `N passed, N failed, N skipped`.
+    Test {
+        /// Run only tests with this text in their names.
+        filter: Option<String>,
+    },
+
+    /// Check what can be known without running a test; one line for each check.
+    ///
+    /// Formatting, clippy, purity of the core, the kernel object against its sources (and byte by
+    /// byte, where the tools that built it are here), and that no tracked file names a registry
+    /// host, a path of this machine or a loose end. Needs no root and installs nothing.
+    Check,
+
+    /// Boot other kernels in emulated machines and check the agent there.
+    ///
+    /// Installs qemu and busybox, downloads Debian's kernels into target/vm (they are not
+    /// installed), and runs `vmcheck` of the package `tests` in each. No KVM is needed; a kernel
+    /// takes some ten seconds to boot. Prints PASS or FAIL for each.
+    Vm {
+        /// Kernel series to boot, as --list names them; all if none is given.
+        kernels: Vec<String>,
+        /// Only list the series and which kernels have been downloaded.
+        #[arg(long)]
+        list: bool,
+        /// Look for newer kernels than those downloaded before.
+        #[arg(long)]
+        refresh: bool,
+        /// Stop a machine after this many seconds; it has then failed.
+        #[arg(long, default_value_t = 240, value_name = "SECONDS")]
+        limit: u64,
+    },
+
     /// Rebuild the committed kernel object and its record.
     ///
     /// Needs a nightly compiler (rustup's `nightly`, or the one named in BACKSTOP_NIGHTLY). Fetches
@@ -43,7 +100,7 @@ fn main() -> ExitCode {
     let result = if std::env::var_os(ebpf::wrapper::VARIABLE).is_some() {
         ebpf::wrapper::exec(std::env::args_os().skip(1))
     } else {
-        run(Arguments::parse().command)
+        perform(Arguments::parse().command)
     };
     match result {
         Ok(code) => code,
@@ -54,8 +111,26 @@ fn main() -> ExitCode {
     }
 }
 
-fn run(task: Task) -> Result<ExitCode> {
+fn perform(task: Task) -> Result<ExitCode> {
     match task {
+        Task::Build => build::run().map(|()| ExitCode::SUCCESS),
+        Task::Check => check::run(),
+        Task::Run { arguments } => match run::run(&arguments)? {},
+        Task::Test { filter } => test::run(filter.as_deref()),
+        Task::Vm {
+            kernels,
+            list,
+            refresh,
+            limit,
+        } => {
+            let limit = Duration::from_secs(limit);
+            vm::run(&vm::Request {
+                kernels,
+                list,
+                refresh,
+                limit,
+            })
+        }
         Task::Ebpf => ebpf::run().map(|()| ExitCode::SUCCESS),
     }
 }

@@ -82,6 +82,27 @@ pub fn is_root() -> bool {
     unsafe { libc::geteuid() == 0 }
 }
 
+/// A command that runs `program` as root: directly, or through sudo where we are not.
+///
+/// # Errors
+/// When we are not root and there is no sudo.
+pub fn as_root(program: impl AsRef<OsStr>) -> Result<Command> {
+    if is_root() {
+        return Ok(Command::new(program));
+    }
+    let program = program.as_ref();
+    if !exists("sudo") {
+        bail!(
+            "{} has to run as root; this is not root and there is no sudo: run it in a root shell",
+            program.display()
+        );
+    }
+    eprintln!("not root: running {} through sudo", program.display());
+    let mut command = Command::new("sudo");
+    command.arg("--").arg(program);
+    Ok(command)
+}
+
 /// The cargo that runs us, so that the same toolchain builds what we ask for.
 pub fn cargo() -> Command {
     let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));

@@ -21,7 +21,10 @@ pub fn check(file: &Path) -> ExitCode {
             }
             let count = config.policies.len();
             let plural = if count == 1 { "y" } else { "ies" };
-            print(&format!("{}: ok, {count} polic{plural} beside the defaults\n", file.display()))
+            print(&format!(
+                "{}: ok, {count} polic{plural} beside the defaults\n",
+                file.display()
+            ))
         }
         Err(error) => refused(&error),
     }
@@ -58,7 +61,10 @@ fn complain(text: &str) {
 
 fn print(text: &str) -> ExitCode {
     let mut stdout = io::stdout();
-    match stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush()) {
+    match stdout
+        .write_all(text.as_bytes())
+        .and_then(|()| stdout.flush())
+    {
         Ok(()) => ExitCode::from(EXIT_DONE),
         Err(error) if error.kind() == io::ErrorKind::BrokenPipe => ExitCode::from(EXIT_DONE),
         Err(_) => ExitCode::from(EXIT_FAILED),

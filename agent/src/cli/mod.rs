@@ -5,6 +5,8 @@
 
 mod args;
 mod config;
+#[cfg(test)]
+mod deployed;
 mod event_text;
 mod manual;
 mod output;
@@ -25,8 +27,8 @@ use clap::Parser;
 use crate::control::client::{Client, ClientError};
 use output::Output;
 
-pub use config::{check, print_config};
 pub use args::{Cli, Command, ForcedArgs, Listen, RunArgs, Target};
+pub use config::{check, print_config};
 
 /// Done.
 pub const EXIT_DONE: u8 = 0;

@@ -12,7 +12,11 @@ use crate::control::{
         Timestamp, Window,
         tests::{envelope, row},
     },
-    server::{Limits, tests as server_tests},
+    server::{
+        Limits,
+        fake::{Fake, failure, started},
+        tests::serve_fake,
+    },
 };
 
 /// 2026-11-28 12:03:04.123 UTC.
@@ -388,13 +392,13 @@ async fn command(client: &Client, line: &str) -> (u8, String) {
 
 #[tokio::test]
 async fn commands_against_an_agent() {
-    let backend = server_tests::Fake::new();
+    let backend = Fake::new();
     backend
         .kept
         .lock()
         .unwrap()
-        .extend([server_tests::started("one"), server_tests::failure()]);
-    let served = server_tests::serve_fake(&backend, Limits::default());
+        .extend([started("one"), failure()]);
+    let served = serve_fake(&backend, Limits::default());
     let client = &served.client;
 
     let (code, text) = command(client, "status").await;
@@ -481,13 +485,9 @@ impl Write for Broken {
 
 #[tokio::test]
 async fn a_reader_that_has_seen_enough_is_no_failure() {
-    let backend = server_tests::Fake::new();
-    backend
-        .kept
-        .lock()
-        .unwrap()
-        .push(server_tests::started("one"));
-    let served = server_tests::serve_fake(&backend, Limits::default());
+    let backend = Fake::new();
+    backend.kept.lock().unwrap().push(started("one"));
+    let served = serve_fake(&backend, Limits::default());
     for line in [
         "backstop status",
         "backstop events --follow",

@@ -52,7 +52,7 @@ pub enum ClientError {
         socket: PathBuf,
     },
     /// The connection broke, or what came is not HTTP.
-    #[error("talking to the agent on {}: {source}", .socket.display())]
+    #[error("the agent on {} went away before its answer was complete: {source}", .socket.display())]
     Broken {
         /// The socket.
         socket: PathBuf,
@@ -80,9 +80,10 @@ impl ClientError {
     /// Exit code of a command that ended with this: 1 failed, 2 bad usage, 3 not reachable.
     pub fn exit_code(&self) -> u8 {
         match self {
-            Self::Unreachable { .. } | Self::Silent { .. } => 3,
+            // Broken: it went away in the middle.
+            Self::Unreachable { .. } | Self::Silent { .. } | Self::Broken { .. } => 3,
             Self::Refused { status: 400, .. } => 2,
-            Self::Refused { .. } | Self::Broken { .. } => 1,
+            Self::Refused { .. } => 1,
         }
     }
 }

@@ -5,6 +5,8 @@
 //! and event readers are limited in number, and the daemon never waits for any of them.
 
 mod events;
+#[cfg(test)]
+pub(crate) mod fake;
 mod routes;
 mod socket;
 mod stall;

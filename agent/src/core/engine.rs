@@ -140,7 +140,10 @@ impl Engine {
 
     /// Rows that have a breaker in memory, in no particular order.
     pub fn rows(&self) -> impl Iterator<Item = RowId> + '_ {
-        self.breakers.iter().map(|(&index, slot)| RowId { index, incarnation: slot.incarnation })
+        self.breakers.iter().map(|(&index, slot)| RowId {
+            index,
+            incarnation: slot.incarnation,
+        })
     }
 
     /// Whether the row has a breaker in memory. If not, [`Event::Configure`] has to come first.

@@ -34,7 +34,13 @@ pub enum Request {
     /// All rows, or those of one destination.
     Status(Option<DestinationArg>, Reply<StatusEnvelope>),
     /// An operator's order for a destination, for one workload or all.
-    Manual(DestinationArg, Option<String>, Manual, Peer, Reply<ManualResult>),
+    Manual(
+        DestinationArg,
+        Option<String>,
+        Manual,
+        Peer,
+        Reply<ManualResult>,
+    ),
     /// Switch everything off.
     Pause(Option<Duration>, Peer, Reply<PauseResult>),
     /// Switch it on again.
@@ -72,7 +78,10 @@ impl Handle {
 
     /// Says whether enforcement is proven, and why not.
     pub fn set_ready(&self, ready: bool, reason: String) {
-        *self.reason.lock().unwrap_or_else(std::sync::PoisonError::into_inner) = reason;
+        *self
+            .reason
+            .lock()
+            .unwrap_or_else(std::sync::PoisonError::into_inner) = reason;
         self.ready.store(ready, Ordering::Release);
     }
 
@@ -85,9 +94,9 @@ impl Handle {
                     "the agent is too busy to answer; try again".to_owned(),
                 ));
             }
-            answer.await.unwrap_or_else(|_| {
-                Err(ApiError::Unavailable("the agent is stopping".to_owned()))
-            })
+            answer
+                .await
+                .unwrap_or_else(|_| Err(ApiError::Unavailable("the agent is stopping".to_owned())))
         })
     }
 }
@@ -121,9 +130,7 @@ impl Backend for Handle {
         by: Peer,
     ) -> Answer<ManualResult> {
         match destination(&wanted) {
-            Ok(wanted) => {
-                self.ask(|reply| Request::Manual(wanted, workload, action, by, reply))
-            }
+            Ok(wanted) => self.ask(|reply| Request::Manual(wanted, workload, action, by, reply)),
             Err(error) => refuse(error),
         }
     }
@@ -156,14 +163,21 @@ impl Backend for Handle {
         let beat = self.table.heartbeat();
         let age = clock::now().0.saturating_sub(beat.0);
         let alive = age <= HEARTBEAT_MAX_AGE.0;
-        let reason = self.reason.lock().unwrap_or_else(std::sync::PoisonError::into_inner).clone();
+        let reason = self
+            .reason
+            .lock()
+            .unwrap_or_else(std::sync::PoisonError::into_inner)
+            .clone();
         Health {
             alive,
             ready: alive && self.ready.load(Ordering::Acquire),
             reason: if alive {
                 reason
             } else {
-                format!("the event thread has not been seen for {} ms", age / 1_000_000)
+                format!(
+                    "the event thread has not been seen for {} ms",
+                    age / 1_000_000
+                )
             },
         }
     }

@@ -42,7 +42,10 @@ pub struct Trace {
 
 /// Proves enforcement in a cgroup. `Ok` says so; the trace is to be removed either way.
 pub fn prove(table: &Table, cgroup: &Path) -> (Trace, Result<()>) {
-    let mut trace = Trace { cgroup_id: 0, row: None };
+    let mut trace = Trace {
+        cgroup_id: 0,
+        row: None,
+    };
     let result = run(table, cgroup, &mut trace)
         .with_context(|| format!("prove enforcement in cgroup {}", cgroup.display()));
     (trace, result)
@@ -68,14 +71,27 @@ fn run(table: &Table, cgroup: &Path, trace: &mut Trace) -> Result<()> {
         bail!("a connect from there was not seen: the programs are attached but do not run");
     };
     trace.row = Some(id);
-    ensure!(row.attempts == 1, "a connect from there was seen but not followed (sock_ops)");
+    ensure!(
+        row.attempts == 1,
+        "a connect from there was seen but not followed (sock_ops)"
+    );
     let mode = table.mode();
     if mode == Mode::OFF {
         return Ok(());
     }
     // Whatever policy loopback has, the canary's own row has none.
-    table.set_settings(id, Settings { flags: agent_common::row::ROW_CANARY, ..row.settings });
-    let verdict = Verdict { generation: 1, errno: CANARY_ERRNO, state: STATE_FORCED_OPEN };
+    table.set_settings(
+        id,
+        Settings {
+            flags: agent_common::row::ROW_CANARY,
+            ..row.settings
+        },
+    );
+    let verdict = Verdict {
+        generation: 1,
+        errno: CANARY_ERRNO,
+        state: STATE_FORCED_OPEN,
+    };
     table.set_verdict(id, verdict, Nanos(clock::now().0 + 60_000_000_000), 1);
     let errno = canary.connect()?;
     let (_, row): (RowId, Row) = find().context("the canary's row is gone")?;
@@ -86,7 +102,10 @@ fn run(table: &Table, cgroup: &Path, trace: &mut Trace) -> Result<()> {
              the connect hooks that changes the result?"
         );
     } else {
-        ensure!(row.would_reject_breaker == 1, "a connect from there was not judged");
+        ensure!(
+            row.would_reject_breaker == 1,
+            "a connect from there was not judged"
+        );
     }
     Ok(())
 }
@@ -105,7 +124,9 @@ impl Nest {
             Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => {}
             made => made.with_context(|| format!("make cgroup {}", path.display()))?,
         }
-        let id = fs::metadata(&path).with_context(|| format!("stat {}", path.display()))?.ino();
+        let id = fs::metadata(&path)
+            .with_context(|| format!("stat {}", path.display()))?
+            .ino();
         Ok(Self { path, id })
     }
 }
@@ -139,7 +160,11 @@ impl Canary {
             .context("start the canary process")?;
         let orders = child.stdin.take();
         let answers = BufReader::new(child.stdout.take().context("read from the canary")?);
-        Ok(Self { child, orders, answers })
+        Ok(Self {
+            child,
+            orders,
+            answers,
+        })
     }
 
     /// Has it connect once; the errno, 0 when it was connected.
@@ -150,12 +175,24 @@ impl Canary {
             self.answers.get_ref(),
             rustix::event::PollFlags::IN,
         )];
-        let patience = rustix::event::Timespec { tv_sec: PATIENCE.as_secs() as i64, tv_nsec: 0 };
-        let ready = rustix::event::poll(&mut fds, Some(&patience)).context("wait for the canary")?;
-        ensure!(ready > 0, "the canary did not answer within {} s", PATIENCE.as_secs());
+        let patience = rustix::event::Timespec {
+            tv_sec: PATIENCE.as_secs() as i64,
+            tv_nsec: 0,
+        };
+        let ready =
+            rustix::event::poll(&mut fds, Some(&patience)).context("wait for the canary")?;
+        ensure!(
+            ready > 0,
+            "the canary did not answer within {} s",
+            PATIENCE.as_secs()
+        );
         let mut line = String::new();
-        self.answers.read_line(&mut line).context("read from the canary")?;
-        line.trim().parse().with_context(|| format!("the canary said {line:?}"))
+        self.answers
+            .read_line(&mut line)
+            .context("read from the canary")?;
+        line.trim()
+            .parse()
+            .with_context(|| format!("the canary said {line:?}"))
     }
 }
 
@@ -173,7 +210,11 @@ pub fn play(cgroup: &Path, port: u16) -> u8 {
     let join = fs::write(cgroup.join("cgroup.procs"), std::process::id().to_string());
     if let Err(error) = join {
         let mut stderr = std::io::stderr();
-        let _ = writeln!(stderr, "backstop: canary: join cgroup {}: {error}", cgroup.display());
+        let _ = writeln!(
+            stderr,
+            "backstop: canary: join cgroup {}: {error}",
+            cgroup.display()
+        );
         return 1;
     }
     let address = SocketAddrV4::new(Ipv4Addr::LOCALHOST, port);
@@ -185,7 +226,10 @@ pub fn play(cgroup: &Path, port: u16) -> u8 {
             .and_then(|socket| connect(&socket, &address));
         let errno = result.err().map_or(0, rustix::io::Errno::raw_os_error);
         let mut stdout = std::io::stdout();
-        if writeln!(stdout, "{errno}").and_then(|()| stdout.flush()).is_err() {
+        if writeln!(stdout, "{errno}")
+            .and_then(|()| stdout.flush())
+            .is_err()
+        {
             return 1;
         }
     }

@@ -7,7 +7,7 @@
 use std::{
     net::{IpAddr, Ipv6Addr, SocketAddr, SocketAddrV6},
     os::fd::OwnedFd,
-    sync::{Arc, mpsc},
+    sync::mpsc,
     time::Duration,
 };
 
@@ -19,12 +19,12 @@ use rustix::{
 };
 
 use super::{
-    netns::{Place, within},
+    netns::{Namespaces, Place},
     reactor::{Command, Commander},
 };
 use crate::{
     core::{DialTarget, Nanos},
-    kernel::{Table, clock},
+    kernel::clock,
 };
 
 /// A dial ends after this long at the latest, so that one to a silent host does not delay the
@@ -57,26 +57,26 @@ struct Pending {
 /// # Errors
 /// When the system gives no thread.
 pub fn start(
-    table: Arc<Table>,
     orders: mpsc::Receiver<Dial>,
     commander: Commander,
 ) -> Result<std::thread::JoinHandle<()>> {
     std::thread::Builder::new()
         .name("backstop-dials".into())
-        .spawn(move || run(&table, &orders, &commander))
+        .spawn(move || run(&orders, &commander))
         .context("start the dialer thread")
 }
 
-fn run(table: &Table, orders: &mpsc::Receiver<Dial>, commander: &Commander) {
+fn run(orders: &mpsc::Receiver<Dial>, commander: &Commander) {
+    let mut namespaces = Namespaces::default();
     let mut pending: Vec<Pending> = Vec::new();
     loop {
         if pending.is_empty() {
             let Ok(dial) = orders.recv() else { return };
-            begin(table, dial, &mut pending, commander);
+            begin(&mut namespaces, dial, &mut pending, commander);
         }
         loop {
             match orders.try_recv() {
-                Ok(dial) => begin(table, dial, &mut pending, commander),
+                Ok(dial) => begin(&mut namespaces, dial, &mut pending, commander),
                 Err(mpsc::TryRecvError::Empty) => break,
                 Err(mpsc::TryRecvError::Disconnected) => return,
             }
@@ -85,18 +85,29 @@ fn run(table: &Table, orders: &mpsc::Receiver<Dial>, commander: &Commander) {
     }
 }
 
-fn begin(table: &Table, dial: Dial, pending: &mut Vec<Pending>, commander: &Commander) {
+fn begin(
+    namespaces: &mut Namespaces,
+    dial: Dial,
+    pending: &mut Vec<Pending>,
+    commander: &Commander,
+) {
     let target = dial.target;
-    let place =
-        Place { cookie: target.netns_cookie, inode: dial.netns_inode, pid: dial.pid };
-    match within(table, place, || Ok(open(address(&target))?)) {
+    let place = Place {
+        inode: dial.netns_inode,
+        pid: dial.pid,
+    };
+    match namespaces.within(place, || Ok(open(address(&target))?)) {
         Ok(Some(socket)) => {
             let longest = match dial.timeout_ms {
                 0 => LONGEST,
                 ms => LONGEST.min(Nanos::from_millis(u64::from(ms))),
             };
             let until = Nanos(clock::now().0.saturating_add(longest.0));
-            pending.push(Pending { target, socket, until });
+            pending.push(Pending {
+                target,
+                socket,
+                until,
+            });
         }
         Ok(None) => commander.send(Command::DialEnded(target, true)),
         Err(error) => {
@@ -123,9 +134,14 @@ fn open(address: SocketAddr) -> Result<Option<OwnedFd>, Errno> {
 
 /// Reports what has ended, waiting at most one turn.
 fn finish(pending: &mut Vec<Pending>, commander: &Commander) {
-    let mut fds: Vec<PollFd<'_>> =
-        pending.iter().map(|dial| PollFd::new(&dial.socket, PollFlags::OUT)).collect();
-    let timeout = Timespec { tv_sec: 0, tv_nsec: TURN.as_nanos() as i64 };
+    let mut fds: Vec<PollFd<'_>> = pending
+        .iter()
+        .map(|dial| PollFd::new(&dial.socket, PollFlags::OUT))
+        .collect();
+    let timeout = Timespec {
+        tv_sec: 0,
+        tv_nsec: TURN.as_nanos() as i64,
+    };
     let _ = poll(&mut fds, Some(&timeout));
     let ready: Vec<bool> = fds.iter().map(|fd| !fd.revents().is_empty()).collect();
     let now = clock::now();

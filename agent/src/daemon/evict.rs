@@ -91,7 +91,9 @@ impl Evictions {
         let table = kernel.table();
         let mut waiting = Vec::new();
         for index in std::mem::take(&mut self.draining) {
-            let Some(row) = table.row(index) else { continue };
+            let Some(row) = table.row(index) else {
+                continue;
+            };
             if row.in_flight != 0 {
                 waiting.push(index);
                 continue;

@@ -10,7 +10,7 @@ use tokio::sync::broadcast;
 use crate::{
     control::{
         EventFeed,
-        api::{Event, EventRecord, Timestamp},
+        api::{Event, EventRecord, ReasonKind, Timestamp},
     },
     core::Nanos,
 };
@@ -55,7 +55,11 @@ impl Journal {
         let mut inner = self.inner.lock().unwrap_or_else(PoisonError::into_inner);
         let limit = inner.limit;
         inner.log.line(&record);
-        let ring = if record.event.only_with_all() { &mut inner.all } else { &mut inner.kept };
+        let ring = if record.event.only_with_all() {
+            &mut inner.all
+        } else {
+            &mut inner.kept
+        };
         if limit > 0 {
             if ring.len() >= limit {
                 ring.pop_front();
@@ -75,7 +79,10 @@ impl Journal {
             kept.extend(inner.all.iter().cloned());
             kept.sort_by_key(|record| record.time);
         }
-        EventFeed { kept, coming: self.followers.subscribe() }
+        EventFeed {
+            kept,
+            coming: self.followers.subscribe(),
+        }
     }
 }
 
@@ -89,7 +96,9 @@ impl WallClock {
     /// Compares the two clocks now.
     pub fn read() -> Self {
         let monotonic = crate::kernel::clock::now().as_millis() as i64;
-        Self { offset_ms: Timestamp::now().unix_ms() as i64 - monotonic }
+        Self {
+            offset_ms: Timestamp::now().unix_ms() as i64 - monotonic,
+        }
     }
 
     /// The wall-clock time.
@@ -117,7 +126,10 @@ impl LogLimit {
                             self.left_out
                         );
                     }
-                    *self = Self { second, ..Self::default() };
+                    *self = Self {
+                        second,
+                        ..Self::default()
+                    };
                 }
                 if self.lines >= LOG_LINES_PER_SECOND {
                     self.left_out += 1;
@@ -134,34 +146,78 @@ impl LogLimit {
 
 fn log(record: &EventRecord) {
     match &record.event {
-        Event::Breaker { destination, workload, from, to, reason, generation, .. } => {
-            tracing::warn!(
-                %destination, %workload, generation,
-                "breaker {from} -> {to} ({} {} {} of {})",
-                reason.window, reason.kind, reason.value, reason.threshold
-            );
+        Event::Breaker {
+            destination,
+            workload,
+            from,
+            to,
+            reason,
+            generation,
+            ..
+        } => {
+            let why = match reason.kind {
+                ReasonKind::None => String::new(),
+                ReasonKind::Manual => " by an operator".to_owned(),
+                kind => format!(
+                    ": {kind} of {} is {}, at least {}",
+                    reason.window, reason.value, reason.threshold
+                ),
+            };
+            tracing::warn!(%destination, %workload, generation, "breaker {from} -> {to}{why}");
         }
         Event::Timeout {
-            destination, workload, which, value_ms, elapsed_ms, pid, comm, mode, ..
+            destination,
+            workload,
+            which,
+            value_ms,
+            elapsed_ms,
+            pid,
+            comm,
+            mode,
+            ..
         } => tracing::warn!(
             %destination, %workload, pid, comm,
             "{which} timeout of {value_ms} ms fired after {elapsed_ms} ms ({mode})"
         ),
-        Event::Rejected { destination, workload, reason, count, pid, comm, mode, .. } => {
+        Event::Rejected {
+            destination,
+            workload,
+            reason,
+            count,
+            pid,
+            comm,
+            mode,
+            ..
+        } => {
             tracing::info!(
                 %destination, %workload, pid, comm,
                 "refused by {reason}, {count} since the last line ({mode})"
             );
         }
-        Event::Config { action, message, by } => {
+        Event::Config {
+            action,
+            message,
+            by,
+        } => {
             tracing::info!(by = by.as_deref(), "{action}: {message}");
         }
-        Event::Safety { action, message, .. } => tracing::warn!("{action}: {message}"),
+        Event::Safety {
+            action, message, ..
+        } => tracing::warn!("{action}: {message}"),
         Event::Loss { lost, message } => tracing::warn!(lost, "{message}"),
-        Event::Held { destination, reason, hold_ms, .. } => {
+        Event::Held {
+            destination,
+            reason,
+            hold_ms,
+            ..
+        } => {
             tracing::info!(%destination, "held {hold_ms} ms by {reason}");
         }
-        Event::RetryBudget { destination, exhausted, .. } => {
+        Event::RetryBudget {
+            destination,
+            exhausted,
+            ..
+        } => {
             tracing::warn!(%destination, exhausted, "retry budget");
         }
         Event::Failure { .. } | Event::Calls { .. } => {}
@@ -173,7 +229,10 @@ mod tests {
     use super::*;
 
     fn loss(lost: u64) -> Event {
-        Event::Loss { lost, message: String::new() }
+        Event::Loss {
+            lost,
+            message: String::new(),
+        }
     }
 
     #[test]
@@ -183,7 +242,11 @@ mod tests {
             journal.publish(Timestamp::from_unix_ms(lost), loss(lost));
         }
         let mut feed = journal.feed(false);
-        let kept: Vec<_> = feed.kept.iter().map(|record| record.event.clone()).collect();
+        let kept: Vec<_> = feed
+            .kept
+            .iter()
+            .map(|record| record.event.clone())
+            .collect();
         assert_eq!(kept, [loss(2), loss(3), loss(4)]);
         assert!(feed.coming.try_recv().is_err());
         journal.publish(Timestamp::from_unix_ms(9), loss(9));

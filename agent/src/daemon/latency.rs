@@ -35,7 +35,8 @@ pub struct Latencies {
 impl Latencies {
     /// Whether a slice is over.
     pub fn is_due(&self, now: Nanos) -> bool {
-        self.since.is_none_or(|since| now.0.saturating_sub(since.0) >= SLICE.0)
+        self.since
+            .is_none_or(|since| now.0.saturating_sub(since.0) >= SLICE.0)
     }
 
     /// Ends a slice. `rows` are all rows with a histogram; the past of others is dropped.
@@ -80,11 +81,13 @@ fn difference<'a>(
     before: &'a [u32; BUCKETS],
     now: &'a [u32; BUCKETS],
 ) -> impl Iterator<Item = (u16, u32)> + 'a {
-    (0_u16..).zip(before.iter().zip(now)).filter_map(|(bucket, (before, now))| {
-        // Counts wrap at 2^32.
-        let grown = now.wrapping_sub(*before);
-        (grown != 0).then_some((bucket, grown))
-    })
+    (0_u16..)
+        .zip(before.iter().zip(now))
+        .filter_map(|(bucket, (before, now))| {
+            // Counts wrap at 2^32.
+            let grown = now.wrapping_sub(*before);
+            (grown != 0).then_some((bucket, grown))
+        })
 }
 
 /// Percentiles from bucket counts: the middle of the bucket, within 3.2 % of the true value.
@@ -122,10 +125,15 @@ mod tests {
 
     use super::*;
 
-    const ROW: RowId = RowId { index: 1, incarnation: 0 };
+    const ROW: RowId = RowId {
+        index: 1,
+        incarnation: 0,
+    };
 
     fn histogram(values: &[(u64, u32)]) -> Histogram {
-        let mut histogram = Histogram { counts: [0; BUCKETS] };
+        let mut histogram = Histogram {
+            counts: [0; BUCKETS],
+        };
         for (us, count) in values {
             histogram.counts[bucket(*us)] += count;
         }
@@ -137,9 +145,11 @@ mod tests {
         let values: Vec<(u64, u32)> = (1..=1000).map(|i| (i * 10, 1)).collect();
         let latency = Latencies::default().of(ROW, Some(&histogram(&values)), 10_000);
         assert_eq!((latency.count, latency.max), (1000, 10_000));
-        for (found, wanted) in
-            [(latency.p50, 5000.0), (latency.p90, 9000.0), (latency.p99, 9900.0)]
-        {
+        for (found, wanted) in [
+            (latency.p50, 5000.0),
+            (latency.p90, 9000.0),
+            (latency.p99, 9900.0),
+        ] {
             let found = found.unwrap() as f64;
             assert!((found - wanted).abs() <= wanted * 0.033, "{found} {wanted}");
         }

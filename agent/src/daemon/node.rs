@@ -118,7 +118,10 @@ pub struct Node {
 
 impl Node {
     /// Puts the parts together.
-    #[expect(clippy::too_many_arguments, reason = "each part is made by its own step of the start")]
+    #[expect(
+        clippy::too_many_arguments,
+        reason = "each part is made by its own step of the start"
+    )]
     pub fn new(
         kernel: Kernel,
         reactor: Reactor,
@@ -181,7 +184,14 @@ impl Node {
     /// Handles one notice.
     pub fn notice(&mut self, notice: Notice) {
         match notice {
-            Notice::Transition { row: id, from, to, reason, generation, at } => {
+            Notice::Transition {
+                row: id,
+                from,
+                to,
+                reason,
+                generation,
+                at,
+            } => {
                 let Some(row) = self.shown(id) else { return };
                 let (from, to) = (view::state(from), view::state(to));
                 let reason = view::reason(reason);
@@ -198,7 +208,10 @@ impl Node {
                 self.journal.publish(WallClock::read().at(at), event);
             }
             Notice::Kernel(event) => {
-                let id = RowId { index: event.row, incarnation: event.incarnation };
+                let id = RowId {
+                    index: event.row,
+                    incarnation: event.incarnation,
+                };
                 match event.kind {
                     EventKind::ROW_CREATED => self.new_row(id),
                     EventKind::FAILURE => self.failure(id, &event),
@@ -210,7 +223,9 @@ impl Node {
     }
 
     fn shown(&self, id: RowId) -> Option<KernelRow> {
-        self.table.owned(id).filter(|row| !self.hidden.contains(&row.key.cgroup_id))
+        self.table
+            .owned(id)
+            .filter(|row| !self.hidden.contains(&row.key.cgroup_id))
     }
 
     /// A row's policy may depend on its workload, which only we can name; and a manual state may
@@ -234,7 +249,10 @@ impl Node {
         let standing = self.standing.iter().rev().find(|standing| {
             standing.until > now
                 && standing.destination == DestinationArg::Address(destination)
-                && standing.workload.as_ref().is_none_or(|wanted| *wanted == workload)
+                && standing
+                    .workload
+                    .as_ref()
+                    .is_none_or(|wanted| *wanted == workload)
         });
         if let Some(standing) = standing {
             let order = order(standing.trip, standing.until);
@@ -263,16 +281,24 @@ impl Node {
                 },
             );
         }
-        let subject = Subject { destination, workload, netns: netns(&row) };
-        self.tally.failure(&self.journal, &self.table, id, event, subject, time);
+        let subject = Subject {
+            destination,
+            workload,
+            netns: netns(&row),
+        };
+        self.tally
+            .failure(&self.journal, &self.table, id, event, subject, time);
     }
 
     fn rejected(&mut self, id: RowId, event: &agent_common::Event) {
         let Some(row) = self.shown(id) else { return };
         let total = row.rejected_breaker + row.would_reject_breaker;
         let before = self.reported.insert(id, total).unwrap_or(0);
-        let mode =
-            if event.flags & EVENT_WOULD != 0 { api::Mode::Observe } else { api::Mode::Enforce };
+        let mode = if event.flags & EVENT_WOULD != 0 {
+            api::Mode::Observe
+        } else {
+            api::Mode::Enforce
+        };
         self.journal.publish(
             WallClock::read().at(Nanos(event.at_ns)),
             Event::Rejected {
@@ -308,7 +334,9 @@ impl Node {
                 let _ = reply.send(self.resume(Some(by)));
             }
             Request::Reload(by, reply) => {
-                let answer = self.reload(Some(by)).map_err(|e| ApiError::BadRequest(e.to_string()));
+                let answer = self
+                    .reload(Some(by))
+                    .map_err(|e| ApiError::BadRequest(e.to_string()));
                 let _ = reply.send(answer);
             }
             Request::Config(reply) => {
@@ -325,7 +353,9 @@ impl Node {
     pub(super) async fn views(&self) -> Result<Views, ApiError> {
         let (reply, answer) = oneshot::channel();
         self.commander.send(Command::Views(reply));
-        answer.await.map_err(|_| ApiError::Unavailable("the event thread has ended".to_owned()))
+        answer
+            .await
+            .map_err(|_| ApiError::Unavailable("the event thread has ended".to_owned()))
     }
 
     pub(super) fn viewer<'a>(&'a self, views: &'a Views) -> Viewer<'a> {
@@ -340,7 +370,10 @@ impl Node {
         }
     }
 
-    async fn status(&mut self, wanted: Option<&DestinationArg>) -> Result<StatusEnvelope, ApiError> {
+    async fn status(
+        &mut self,
+        wanted: Option<&DestinationArg>,
+    ) -> Result<StatusEnvelope, ApiError> {
         let views = self.views().await?;
         let viewer = Viewer {
             table: &self.table,
@@ -414,7 +447,10 @@ impl Node {
         });
         let now = clock::now();
         let until = |duration: Duration| {
-            Nanos(now.0.saturating_add(u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)))
+            Nanos(
+                now.0
+                    .saturating_add(u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)),
+            )
         };
         let order = match action {
             Manual::Trip(duration) => Order::Trip(until(duration)),
@@ -438,8 +474,19 @@ impl Node {
         if workload.is_none() {
             let errno = self.plan.breakers[guarded.policy].errno;
             let state = forced.map(|(trip, until)| {
-                let state = if trip { STATE_FORCED_OPEN } else { STATE_FORCED_CLOSED };
-                (Verdict { generation: 1, errno, state }, until)
+                let state = if trip {
+                    STATE_FORCED_OPEN
+                } else {
+                    STATE_FORCED_CLOSED
+                };
+                (
+                    Verdict {
+                        generation: 1,
+                        errno,
+                        state,
+                    },
+                    until,
+                )
             });
             self.kernel
                 .set_manual(&address.to_manual_key(), state)
@@ -464,7 +511,11 @@ impl Node {
                     .saturating_add(u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)),
             )
         });
-        let paused = Paused { since, until, by: by.to_string() };
+        let paused = Paused {
+            since,
+            until,
+            by: by.to_string(),
+        };
         self.pause
             .begin(paused.clone())
             .map_err(|e| ApiError::Internal(format!("{e:#}; nothing is paused")))?;
@@ -478,7 +529,9 @@ impl Node {
             },
             by: Some(by.to_string()),
         });
-        Ok(PauseResult { paused: Some(paused) })
+        Ok(PauseResult {
+            paused: Some(paused),
+        })
     }
 
     /// Ends the pause, if there is one.
@@ -500,7 +553,11 @@ impl Node {
 
     fn config(&self) -> ConfigView {
         ConfigView {
-            file: self.source.file.as_ref().map(|file| file.display().to_string()),
+            file: self
+                .source
+                .file
+                .as_ref()
+                .map(|file| file.display().to_string()),
             toml: self.plan.config.to_toml(),
             warnings: self.plan.config.warnings(),
         }
@@ -542,11 +599,19 @@ impl Node {
         self.tally.reload(true);
         let changed = !changes.is_empty();
         let message = if changed {
-            changes.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ")
+            changes
+                .iter()
+                .map(ToString::to_string)
+                .collect::<Vec<_>>()
+                .join("; ")
         } else {
             "read again, nothing differs".to_owned()
         };
-        self.say(Event::Config { action: ConfigAction::Reloaded, message, by });
+        self.say(Event::Config {
+            action: ConfigAction::Reloaded,
+            message,
+            by,
+        });
         for warning in &warnings {
             tracing::warn!("{warning}");
         }
@@ -568,7 +633,9 @@ impl Node {
                 continue;
             }
             let workload = self.names.name(row.key.cgroup_id);
-            let settings = self.plan.settings_for(&Destination::from_key(&row.key), &workload);
+            let settings = self
+                .plan
+                .settings_for(&Destination::from_key(&row.key), &workload);
             self.table.set_settings(id, settings);
         }
         self.commander.send(Command::Plan(Arc::clone(&self.plan)));
@@ -598,21 +665,25 @@ impl Node {
                 .filter_map(|(id, row)| Some((id, self.table.histogram(row.histogram)?)))
                 .collect();
             self.latencies.slice(now, rows.into_iter());
-            let used: HashSet<u64> =
-                self.table.used().map(|(_, row)| row.key.cgroup_id).collect();
+            let used: HashSet<u64> = self
+                .table
+                .used()
+                .map(|(_, row)| row.key.cgroup_id)
+                .collect();
             self.names.keep(|id| used.contains(&id));
             self.gave_up_times();
         }
         if self.tally.is_due(now) {
             let clock = WallClock::read();
             let (names, hidden) = (&mut self.names, &self.hidden);
-            self.tally.calls(&self.journal, &self.table, now, clock, |id, row| {
-                (!hidden.contains(&row.key.cgroup_id)).then(|| Subject {
-                    destination: view::destination(id, row),
-                    workload: view::workload(id, row, names),
-                    netns: netns(row),
-                })
-            });
+            self.tally
+                .calls(&self.journal, &self.table, now, clock, |id, row| {
+                    (!hidden.contains(&row.key.cgroup_id)).then(|| Subject {
+                        destination: view::destination(id, row),
+                        workload: view::workload(id, row, names),
+                        netns: netns(row),
+                    })
+                });
         }
     }
 
@@ -628,7 +699,9 @@ impl Node {
                 continue;
             }
             let histogram = self.table.histogram(row.histogram);
-            let latency = self.latencies.of(id, histogram.as_ref(), row.connect_latency_max_us);
+            let latency = self
+                .latencies
+                .of(id, histogram.as_ref(), row.connect_latency_max_us);
             let usual_ms = latency.p99.unwrap_or(0) * 3 / 1000;
             let wanted = base.max(u32::try_from(usual_ms).unwrap_or(u32::MAX));
             if wanted != row.settings.gave_up_ms {
@@ -643,7 +716,10 @@ impl Node {
             let message = "events found no room and were dropped; counters and breakers do not \
                            depend on them, but lines may be missing here"
                 .to_owned();
-            self.say(Event::Loss { lost: lost - self.lost, message });
+            self.say(Event::Loss {
+                lost: lost - self.lost,
+                message,
+            });
             self.lost = lost;
             // Among them may have been new rows.
             let rows: Vec<RowId> = self.table.used().skip(1).map(|(id, _)| id).collect();
@@ -693,8 +769,12 @@ impl Node {
         use std::os::unix::fs::MetadataExt as _;
         for path in self.cgroups.clone() {
             let there = std::fs::metadata(&path).ok().map(|metadata| metadata.ino());
-            let attached =
-                self.kernel.attachments().iter().find(|a| a.path == path).map(|a| a.id);
+            let attached = self
+                .kernel
+                .attachments()
+                .iter()
+                .find(|a| a.path == path)
+                .map(|a| a.id);
             if there == attached {
                 continue;
             }
@@ -716,8 +796,12 @@ impl Node {
 
     /// Proves enforcement in every attached cgroup and says so; true when it holds everywhere.
     pub fn prove(&mut self) -> Result<()> {
-        let paths: Vec<PathBuf> =
-            self.kernel.attachments().iter().map(|a| a.path.clone()).collect();
+        let paths: Vec<PathBuf> = self
+            .kernel
+            .attachments()
+            .iter()
+            .map(|a| a.path.clone())
+            .collect();
         let mut result = Ok(());
         for path in paths {
             let (trace, proven) = canary::prove(&self.table, &path);
@@ -738,7 +822,9 @@ impl Node {
             self.hidden.clear();
         }
         match &result {
-            Ok(()) => self.handle.set_ready(true, "enforcement is proven".to_owned()),
+            Ok(()) => self
+                .handle
+                .set_ready(true, "enforcement is proven".to_owned()),
             Err(error) => self.handle.set_ready(false, format!("{error:#}")),
         }
         result
@@ -770,5 +856,9 @@ fn netns(row: &KernelRow) -> Option<u64> {
 }
 
 fn order(trip: bool, until: Nanos) -> Order {
-    if trip { Order::Trip(until) } else { Order::HoldClosed(until) }
+    if trip {
+        Order::Trip(until)
+    } else {
+        Order::HoldClosed(until)
+    }
 }

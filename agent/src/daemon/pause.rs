@@ -53,7 +53,10 @@ impl Pause {
 
     /// Whether the pause's time is over.
     pub fn is_over(&self, now: Timestamp) -> bool {
-        self.current.as_ref().and_then(|paused| paused.until).is_some_and(|until| until <= now)
+        self.current
+            .as_ref()
+            .and_then(|paused| paused.until)
+            .is_some_and(|until| until <= now)
     }
 
     /// Begins (or changes) a pause, on disk first.

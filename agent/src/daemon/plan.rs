@@ -39,18 +39,33 @@ pub struct Plan {
 impl Plan {
     /// Derives everything.
     pub fn new(config: Config, ticks: Ticks) -> Self {
-        let policies: Vec<&Policy> =
-            std::iter::once(&config.defaults).chain(&config.policies).collect();
-        let settings =
-            (0..).zip(&policies).map(|(i, policy)| kernel_settings(policy, i, ticks)).collect();
-        let breakers = policies.iter().map(|policy| Arc::new(breaker_settings(policy))).collect();
-        let names = policies.iter().map(|policy| Arc::from(policy.name.as_str())).collect();
+        let policies: Vec<&Policy> = std::iter::once(&config.defaults)
+            .chain(&config.policies)
+            .collect();
+        let settings = (0..)
+            .zip(&policies)
+            .map(|(i, policy)| kernel_settings(policy, i, ticks))
+            .collect();
+        let breakers = policies
+            .iter()
+            .map(|policy| Arc::new(breaker_settings(policy)))
+            .collect();
+        let names = policies
+            .iter()
+            .map(|policy| Arc::from(policy.name.as_str()))
+            .collect();
         let entries = config
             .kernel_entries()
             .into_iter()
             .map(|entry| (entry.key, entry.prefix_len, entry.policy))
             .collect();
-        Self { settings, breakers, names, entries, config }
+        Self {
+            settings,
+            breakers,
+            names,
+            entries,
+            config,
+        }
     }
 
     /// What holds for a destination when this workload calls it.
@@ -65,7 +80,9 @@ impl Plan {
 
     /// The breaker of a row with these settings. Out of range (a row of an older plan): defaults.
     pub fn breaker(&self, policy: u32) -> &Arc<BreakerSettings> {
-        self.breakers.get(policy as usize).unwrap_or(&self.breakers[0])
+        self.breakers
+            .get(policy as usize)
+            .unwrap_or(&self.breakers[0])
     }
 
     /// The name of a policy.
@@ -86,11 +103,7 @@ fn kernel_settings(policy: &Policy, index: u32, ticks: Ticks) -> Settings {
     let connect_timeout_ms = millis(policy.timeouts.connect);
     Settings {
         connect_timeout_ms,
-        syn_timeout_ticks: first_timeout_ticks(
-            connect_timeout_ms,
-            ticks.tick_ns,
-            ticks.syn_linear,
-        ),
+        syn_timeout_ticks: first_timeout_ticks(connect_timeout_ms, ticks.tick_ns, ticks.syn_linear),
         gave_up_ms: policy.breaker.gave_up.map_or(0, millis),
         probe_limit: policy.breaker.probes,
         policy: index,
@@ -112,7 +125,11 @@ fn breaker_settings(policy: &Policy) -> BreakerSettings {
         redial: breaker.redial,
         probes: breaker.probes,
         successes_to_close: breaker.successes_to_close,
-        probe_lease: Nanos(nanos(policy.timeouts.connect).0.saturating_add(LEASE_SLACK.0)),
+        probe_lease: Nanos(
+            nanos(policy.timeouts.connect)
+                .0
+                .saturating_add(LEASE_SLACK.0),
+        ),
         errno: u16::try_from(breaker.errno.number()).unwrap_or(libc::ECONNREFUSED as u16),
     }
 }

@@ -23,14 +23,20 @@ pub fn install_cap() -> Result<()> {
     // SAFETY: the handler makes one system call and touches one atomic.
     unsafe { signal_hook::low_level::register(libc::SIGXCPU, drop_priority) }
         .context("install the handler for SIGXCPU")?;
-    let limit = libc::rlimit { rlim_cur: CAP_US, rlim_max: libc::RLIM_INFINITY };
+    let limit = libc::rlimit {
+        rlim_cur: CAP_US,
+        rlim_max: libc::RLIM_INFINITY,
+    };
     // SAFETY: a valid struct.
     let result = unsafe { libc::setrlimit(libc::RLIMIT_RTTIME, &raw const limit) };
     if result == 0 {
         return Ok(());
     }
     // The hard limit may be lower already and not ours to raise.
-    let limit = libc::rlimit { rlim_cur: CAP_US, rlim_max: CAP_US * 10 };
+    let limit = libc::rlimit {
+        rlim_cur: CAP_US,
+        rlim_max: CAP_US * 10,
+    };
     // SAFETY: as above.
     let result = unsafe { libc::setrlimit(libc::RLIMIT_RTTIME, &raw const limit) };
     if result == 0 {
@@ -61,7 +67,9 @@ fn drop_priority() {
 }
 
 fn set_policy(tid: i32, policy: i32, priority: i32) -> bool {
-    let parameter = libc::sched_param { sched_priority: priority };
+    let parameter = libc::sched_param {
+        sched_priority: priority,
+    };
     // SAFETY: a valid struct.
     unsafe { libc::sched_setscheduler(tid, policy, &raw const parameter) == 0 }
 }

@@ -160,13 +160,22 @@ impl Reactor {
             .name("backstop-events".into())
             .spawn(move || worker.run())
             .context("start the event thread")?;
-        let reactor = Self { commands, wake, reaction, dropped, thread: Some(thread) };
+        let reactor = Self {
+            commands,
+            wake,
+            reaction,
+            dropped,
+            thread: Some(thread),
+        };
         Ok((reactor, notices_out))
     }
 
     /// A sender of commands.
     pub fn commander(&self) -> Commander {
-        Commander { commands: self.commands.clone(), wake: Arc::clone(&self.wake) }
+        Commander {
+            commands: self.commands.clone(),
+            wake: Arc::clone(&self.wake),
+        }
     }
 
     /// Ends the thread and waits for it.
@@ -179,7 +188,9 @@ impl Reactor {
 
     /// Whether the thread still runs.
     pub fn is_running(&self) -> bool {
-        self.thread.as_ref().is_some_and(|thread| !thread.is_finished())
+        self.thread
+            .as_ref()
+            .is_some_and(|thread| !thread.is_finished())
     }
 }
 
@@ -224,7 +235,11 @@ impl Worker {
             let more = self.events();
             self.losses();
             let now = clock::now();
-            if self.engine.next_deadline().is_some_and(|deadline| deadline <= now) {
+            if self
+                .engine
+                .next_deadline()
+                .is_some_and(|deadline| deadline <= now)
+            {
                 self.engine.handle(Event::Deadline, now, &mut self.actions);
                 self.perform(None);
             }
@@ -241,12 +256,20 @@ impl Worker {
             self.raised_at = now;
             priority::raise();
         }
-        let until = self.engine.next_deadline().map_or(u64::MAX, |d| d.0.saturating_sub(now.0));
+        let until = self
+            .engine
+            .next_deadline()
+            .map_or(u64::MAX, |d| d.0.saturating_sub(now.0));
         let wait = until.min(LONGEST_SLEEP.as_nanos() as u64);
-        let timeout = Timespec { tv_sec: 0, tv_nsec: wait as i64 };
+        let timeout = Timespec {
+            tv_sec: 0,
+            tv_nsec: wait as i64,
+        };
         let ring = aya_fd(&self.ring);
-        let mut fds =
-            [PollFd::new(&ring, PollFlags::IN), PollFd::new(&self.wake, PollFlags::IN)];
+        let mut fds = [
+            PollFd::new(&ring, PollFlags::IN),
+            PollFd::new(&self.wake, PollFlags::IN),
+        ];
         // Interrupted or failed: the loop looks at everything anyway.
         let _ = poll(&mut fds, Some(&timeout));
         if !fds[1].revents().is_empty() {
@@ -258,7 +281,9 @@ impl Worker {
     /// Takes a batch from the ring; true when there may be more.
     fn events(&mut self) -> bool {
         for _ in 0..BATCH {
-            let Some(record) = self.ring.next() else { return false };
+            let Some(record) = self.ring.next() else {
+                return false;
+            };
             let event = events::decode(&record);
             drop(record);
             if let Some(event) = event {
@@ -269,7 +294,10 @@ impl Worker {
     }
 
     fn event(&mut self, event: &KernelEvent) {
-        let row = RowId { index: event.row, incarnation: event.incarnation };
+        let row = RowId {
+            index: event.row,
+            incarnation: event.incarnation,
+        };
         match event.kind {
             EventKind::FAILURE => {
                 if event.seq != 0 && self.known(row) {
@@ -290,7 +318,12 @@ impl Worker {
                 };
                 let (last_seq, _) = self.table.calls(row.index);
                 let generation = event.generation;
-                self.handle(Event::ProbeEnded { row, generation, outcome, last_seq });
+                self.handle(Event::ProbeEnded {
+                    row,
+                    generation,
+                    outcome,
+                    last_seq,
+                });
             }
             EventKind::ROW_CREATED | EventKind::REJECTED => self.notify(Notice::Kernel(*event)),
             _ => {}
@@ -299,9 +332,15 @@ impl Worker {
 
     fn calls(&mut self, row: RowId) {
         let (last_seq, _) = self.table.calls(row.index);
-        let Some(window) = self.table.window(row.index) else { return };
+        let Some(window) = self.table.window(row.index) else {
+            return;
+        };
         self.engine.handle(
-            Event::Calls { row, last_seq, window: &window },
+            Event::Calls {
+                row,
+                last_seq,
+                window: &window,
+            },
             clock::now(),
             &mut self.actions,
         );
@@ -321,7 +360,9 @@ impl Worker {
         if id.index == OTHER_ROW {
             return false;
         }
-        let Some(row) = self.table.owned(id) else { return false };
+        let Some(row) = self.table.owned(id) else {
+            return false;
+        };
         if row.created_ns == 0 || row.settings.flags & ROW_PROTECTED != 0 {
             return false;
         }
@@ -329,7 +370,12 @@ impl Worker {
         self.dial_rows.insert(target, id);
         let settings = Arc::clone(self.plan.breaker(row.settings.policy));
         let generation = agent_common::Verdict::unpack(row.verdict).generation;
-        self.handle(Event::Configure { row: id, target, settings, generation });
+        self.handle(Event::Configure {
+            row: id,
+            target,
+            settings,
+            generation,
+        });
         true
     }
 
@@ -338,16 +384,34 @@ impl Worker {
         let mut actions = std::mem::take(&mut self.actions);
         for action in actions.drain(..) {
             match action {
-                Action::SetVerdict { row, verdict, until, probe_limit } => {
+                Action::SetVerdict {
+                    row,
+                    verdict,
+                    until,
+                    probe_limit,
+                } => {
                     self.table.set_verdict(row, verdict, until, probe_limit);
                     if let Some(since) = since {
                         let took = clock::now().0.saturating_sub(since);
                         self.reaction.observe(Duration::from_nanos(took));
                     }
                 }
-                Action::Transition { row, from, to, reason, generation } => {
+                Action::Transition {
+                    row,
+                    from,
+                    to,
+                    reason,
+                    generation,
+                } => {
                     let at = clock::now();
-                    self.notify(Notice::Transition { row, from, to, reason, generation, at });
+                    self.notify(Notice::Transition {
+                        row,
+                        from,
+                        to,
+                        reason,
+                        generation,
+                        at,
+                    });
                 }
                 Action::Dial { target } => self.dial(target),
             }
@@ -356,7 +420,10 @@ impl Worker {
     }
 
     fn dial(&mut self, target: DialTarget) {
-        let row = self.dial_rows.get(&target).and_then(|id| self.table.owned(*id));
+        let row = self
+            .dial_rows
+            .get(&target)
+            .and_then(|id| self.table.owned(*id));
         let dial = row.map(|row| Dial {
             target,
             netns_inode: row.netns_inode,
@@ -381,8 +448,13 @@ impl Worker {
             if failures == 0 {
                 continue;
             }
-            let Some(row) = self.table.row(index) else { continue };
-            let id = RowId { index, incarnation: row.incarnation };
+            let Some(row) = self.table.row(index) else {
+                continue;
+            };
+            let id = RowId {
+                index,
+                incarnation: row.incarnation,
+            };
             if self.known(id) {
                 self.calls(id);
             }
@@ -463,8 +535,16 @@ impl Worker {
         }
         let (last_seq, _) = self.table.calls(row.index);
         self.handle(match order {
-            Order::Trip(until) => Event::Trip { row, until, last_seq },
-            Order::HoldClosed(until) => Event::HoldClosed { row, until, last_seq },
+            Order::Trip(until) => Event::Trip {
+                row,
+                until,
+                last_seq,
+            },
+            Order::HoldClosed(until) => Event::HoldClosed {
+                row,
+                until,
+                last_seq,
+            },
             Order::Reset => Event::Reset { row, last_seq },
         });
     }
@@ -476,4 +556,3 @@ fn aya_fd(ring: &RingBuf<MapData>) -> std::os::fd::BorrowedFd<'_> {
     // SAFETY: the ring keeps its descriptor open as long as it is borrowed.
     unsafe { BorrowedFd::borrow_raw(ring.as_raw_fd()) }
 }
-

@@ -21,21 +21,29 @@ pub async fn text(node: &mut Node) -> Result<String> {
     let shown: Vec<_> = node.viewer(&views).rows().collect();
     let mut rows = Vec::with_capacity(shown.len());
     for (id, row) in shown {
-        let buckets = node
-            .table
-            .histogram(row.histogram)
-            .map(|histogram| histogram.counts.iter().map(|count| u64::from(*count)).collect());
+        let buckets = node.table.histogram(row.histogram).map(|histogram| {
+            histogram
+                .counts
+                .iter()
+                .map(|count| u64::from(*count))
+                .collect()
+        });
         rows.push(RowMetrics {
             destination: view::destination(id, &row),
             workload: view::workload(id, &row, &mut node.names),
             policy: node.plan.name(row.settings.policy).to_string(),
-            state: views.get(&id).map_or(State::Closed, |(of, _)| view::state(of.state)),
+            state: views
+                .get(&id)
+                .map_or(State::Closed, |(of, _)| view::state(of.state)),
             attempts: row.attempts,
             established: row.established,
             in_flight: row.in_flight,
             abandoned: row.abandoned,
             failures: view::failures(&row),
-            rejected: Rejections { breaker: row.rejected_breaker, ..Rejections::default() },
+            rejected: Rejections {
+                breaker: row.rejected_breaker,
+                ..Rejections::default()
+            },
             would_reject: Rejections {
                 breaker: row.would_reject_breaker,
                 ..Rejections::default()
@@ -59,7 +67,10 @@ pub async fn text(node: &mut Node) -> Result<String> {
         reaction: node.reactor.reaction.cumulative(),
         reloads_good: node.tally.reloads_good,
         reloads_bad: node.tally.reloads_bad,
-        attached: HOOKS.iter().map(|hook| ((*hook).to_owned(), attached)).collect(),
+        attached: HOOKS
+            .iter()
+            .map(|hook| ((*hook).to_owned(), attached))
+            .collect(),
         paused: node.pause.current().is_some(),
         rows,
     })?)

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use super::netns::{Place, within};
+use super::netns::{Namespaces, Place};
 use crate::kernel::{Kernel, Table};
 
 /// Gives TCP_USER_TIMEOUT back on every pending connect, namespace by namespace. The mode must be
@@ -15,10 +15,9 @@ pub fn settle(kernel: &mut Kernel) {
     for place in places(&table) {
         // A thread of its own: entering a namespace concerns a thread, and this one dies after.
         let result = std::thread::scope(|scope| {
-            let table = &table;
             let kernel = &mut *kernel;
             scope
-                .spawn(move || within(table, place, || kernel.settle_namespace()))
+                .spawn(move || Namespaces::default().within(place, || kernel.settle_namespace()))
                 .join()
                 .unwrap_or_else(|_| Err(anyhow::anyhow!("the settling thread panicked")))
         });
@@ -38,7 +37,6 @@ fn places(table: &Table) -> Vec<Place> {
     for (_, row) in table.used() {
         if row.in_flight != 0 && row.netns_inode != 0 {
             places.entry(row.netns_inode).or_insert(Place {
-                cookie: row.key.netns_cookie,
                 inode: row.netns_inode,
                 pid: row.last_pid,
             });

@@ -78,7 +78,9 @@ pub fn run(args: RunArgs) -> ExitCode {
 
 fn start(args: RunArgs) -> Result<()> {
     if args.takeover {
-        bail!(Usage("--takeover is not in this version: stop the live agent first".to_owned()));
+        bail!(Usage(
+            "--takeover is not in this version: stop the live agent first".to_owned()
+        ));
     }
     let source = Source {
         file: args.config.clone(),
@@ -124,7 +126,10 @@ async fn serve(
         Listen::Address(address) => Some(bind_http(address).await?),
     };
     let listening = match &http {
-        Some(listener) => listener.local_addr().context("name the listener")?.to_string(),
+        Some(listener) => listener
+            .local_addr()
+            .context("name the listener")?
+            .to_string(),
         None => "none".to_owned(),
     };
     let pause = Pause::restore(&args.state_dir)?;
@@ -132,8 +137,10 @@ async fn serve(
         tracing::warn!("{error:#}");
     }
 
-    let ticks =
-        Ticks { tick_ns: clock::tick_ns(), syn_linear: clock::syn_repeats_are_linear() };
+    let ticks = Ticks {
+        tick_ns: clock::tick_ns(),
+        syn_linear: clock::syn_repeats_are_linear(),
+    };
     let (mut kernel, ring) = Kernel::load(LoadOptions {
         max_destinations: config.agent.max_destinations,
         ring_bytes: config.agent.ring_bytes,
@@ -159,7 +166,7 @@ async fn serve(
     let seed = clock::now().0 ^ (u64::from(std::process::id()) << 32);
     let (reactor, mut notices) =
         Reactor::start(ring, Arc::clone(&table), Arc::clone(&plan), dials, seed)?;
-    dialer::start(Arc::clone(&table), orders, reactor.commander())?;
+    dialer::start(orders, reactor.commander())?;
     let journal = Arc::new(Journal::new(events_kept));
     let (handle, mut requests) = Handle::new(Arc::clone(&journal), Arc::clone(&table));
     for path in &cgroups {
@@ -242,8 +249,12 @@ async fn serve(
 
 /// Says that the agent is ready: to whoever reads stdout, to systemd, and in the events.
 fn started(node: &Node, args: &RunArgs, mode: policy::Mode, listening: &str) -> Result<()> {
-    let cgroups =
-        node.cgroups.iter().map(|path| path.display().to_string()).collect::<Vec<_>>().join(",");
+    let cgroups = node
+        .cgroups
+        .iter()
+        .map(|path| path.display().to_string())
+        .collect::<Vec<_>>()
+        .join(",");
     let mut stdout = std::io::stdout();
     writeln!(
         stdout,
@@ -254,11 +265,18 @@ fn started(node: &Node, args: &RunArgs, mode: policy::Mode, listening: &str) -> 
     .context("write the ready line")?;
     let _ = sd_notify::notify(&[sd_notify::NotifyState::Ready]);
     let message = match (&args.config, node.pause.current()) {
-        (_, Some(paused)) => format!("started, and paused since {} by {}", paused.since, paused.by),
+        (_, Some(paused)) => format!(
+            "started, and paused since {} by {}",
+            paused.since, paused.by
+        ),
         (Some(file), None) => format!("started with {}", file.display()),
         (None, None) => "started with the built-in configuration".to_owned(),
     };
-    node.say(Event::Config { action: ConfigAction::Started, message, by: None });
+    node.say(Event::Config {
+        action: ConfigAction::Started,
+        message,
+        by: None,
+    });
     Ok(())
 }
 
@@ -299,7 +317,11 @@ fn cgroups(wanted: &[PathBuf], mount: &Path) -> Result<Vec<PathBuf>> {
     let mut paths = Vec::new();
     for path in wanted {
         let canonical = path.canonicalize().map_err(|error| {
-            Usage(format!("--cgroup {}: {error}; give a directory below {}", path.display(), mount.display()))
+            Usage(format!(
+                "--cgroup {}: {error}; give a directory below {}",
+                path.display(),
+                mount.display()
+            ))
         })?;
         if !canonical.starts_with(&mount) || !canonical.is_dir() {
             bail!(Usage(format!(
@@ -314,7 +336,9 @@ fn cgroups(wanted: &[PathBuf], mount: &Path) -> Result<Vec<PathBuf>> {
     paths.dedup();
     let all = paths.clone();
     paths.retain(|path| {
-        let outer = all.iter().find(|other| *other != path && path.starts_with(other));
+        let outer = all
+            .iter()
+            .find(|other| *other != path && path.starts_with(other));
         if let Some(outer) = outer {
             tracing::warn!(
                 "--cgroup {} lies inside {} and is covered by it; dropped",
@@ -335,9 +359,11 @@ fn writable(directory: &Path) -> std::io::Result<()> {
 
 fn logging(format: LogFormat) {
     use tracing_subscriber::{EnvFilter, fmt};
-    let filter = EnvFilter::try_from_env("BACKSTOP_LOG")
-        .unwrap_or_else(|_| EnvFilter::new("info"));
-    let builder = fmt().with_env_filter(filter).with_writer(std::io::stderr).with_target(false);
+    let filter = EnvFilter::try_from_env("BACKSTOP_LOG").unwrap_or_else(|_| EnvFilter::new("info"));
+    let builder = fmt()
+        .with_env_filter(filter)
+        .with_writer(std::io::stderr)
+        .with_target(false);
     // A logger that is installed already (in a test) stays.
     let _ = match format {
         LogFormat::Text => builder

@@ -52,9 +52,17 @@ impl Tally {
     /// Counts a change of state.
     pub fn transition(&mut self, row: RowId, from: State, to: State, reason: ReasonKind) {
         let all = self.transitions.entry(row).or_default();
-        match all.iter_mut().find(|t| (t.from, t.to, t.reason) == (from, to, reason)) {
+        match all
+            .iter_mut()
+            .find(|t| (t.from, t.to, t.reason) == (from, to, reason))
+        {
             Some(transition) => transition.count += 1,
-            None => all.push(Transition { from, to, reason, count: 1 }),
+            None => all.push(Transition {
+                from,
+                to,
+                reason,
+                count: 1,
+            }),
         }
     }
 
@@ -97,7 +105,15 @@ impl Tally {
         let previous = call(table, row, event.seq - 1, now).map(|call| clock.at(Nanos(call.at_ns)));
         let seen = self.written.get(&row).copied().unwrap_or(0);
         if event.seq > seen + 1 {
-            self.run(journal, table, row, (seen + 1, event.seq - 1), now, clock, &subject);
+            self.run(
+                journal,
+                table,
+                row,
+                (seen + 1, event.seq - 1),
+                now,
+                clock,
+                &subject,
+            );
         }
         self.written.insert(row, event.seq.max(seen));
         journal.publish(
@@ -118,7 +134,8 @@ impl Tally {
 
     /// Whether runs of good calls are to be written down.
     pub fn is_due(&self, now: Nanos) -> bool {
-        self.last.is_none_or(|last| now.0.saturating_sub(last.0) >= CALLS_EVERY.0)
+        self.last
+            .is_none_or(|last| now.0.saturating_sub(last.0) >= CALLS_EVERY.0)
     }
 
     /// Writes down the good calls of rows with traffic.
@@ -154,7 +171,10 @@ impl Tally {
 
     /// Writes down the good ones among the calls `from` to `to`: failures have lines of their own,
     /// before or after this one.
-    #[expect(clippy::too_many_arguments, reason = "all of them are needed for one line")]
+    #[expect(
+        clippy::too_many_arguments,
+        reason = "all of them are needed for one line"
+    )]
     fn run(
         &self,
         journal: &Journal,
@@ -169,8 +189,7 @@ impl Tally {
         let mut begin = from;
         while begin <= to {
             // Older calls than the window holds cannot be told apart any more: one run.
-            let is_failed =
-                |seq: &u64| call(table, row, *seq, now).is_some_and(|call| call.failed);
+            let is_failed = |seq: &u64| call(table, row, *seq, now).is_some_and(|call| call.failed);
             let end = (begin..=to).find(is_failed).map_or(to, |failed| failed - 1);
             if end >= begin {
                 journal.publish(

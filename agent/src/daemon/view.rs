@@ -50,7 +50,10 @@ impl Viewer<'_> {
     /// One row as `status --json` shows it.
     pub fn view(&self, id: RowId, row: &KernelRow, names: &mut Names) -> api::Row {
         let view = self.views.get(&id).map(|(view, _)| view);
-        let stats = self.views.get(&id).map_or_else(|| self.stats(id, row), |(_, stats)| *stats);
+        let stats = self
+            .views
+            .get(&id)
+            .map_or_else(|| self.stats(id, row), |(_, stats)| *stats);
         let until = |at: Nanos| at.0.saturating_sub(self.now.0) / agent_common::NANOS_PER_MS;
         let since = view.map_or(row.created_ns, |view| view.since.0);
         let policy = row.settings.policy;
@@ -88,7 +91,10 @@ impl Viewer<'_> {
             stale: 0,
             local: row.local,
             failures: failures(row),
-            rejected: Rejections { breaker: row.rejected_breaker, ..Rejections::default() },
+            rejected: Rejections {
+                breaker: row.rejected_breaker,
+                ..Rejections::default()
+            },
             would_reject: Rejections {
                 breaker: row.would_reject_breaker,
                 ..Rejections::default()
@@ -111,7 +117,8 @@ impl Viewer<'_> {
     /// Latencies of connects over the last five minutes.
     pub fn latency(&self, id: RowId, row: &KernelRow) -> Latency {
         let histogram = self.table.histogram(row.histogram);
-        self.latencies.of(id, histogram.as_ref(), row.connect_latency_max_us)
+        self.latencies
+            .of(id, histogram.as_ref(), row.connect_latency_max_us)
     }
 
     /// The window of a row without a breaker in memory.
@@ -121,7 +128,13 @@ impl Viewer<'_> {
             Some(window) if id.index != OTHER_ROW => {
                 window::evaluate(&window, row.connect_calls, 0, self.now, settings)
             }
-            _ => WindowStats { calls: 0, failures: 0, failure_rate: 0.0, consecutive: 0, trip: None },
+            _ => WindowStats {
+                calls: 0,
+                failures: 0,
+                failure_rate: 0.0,
+                consecutive: 0,
+                trip: None,
+            },
         }
     }
 }
@@ -137,7 +150,11 @@ pub fn destination(id: RowId, row: &KernelRow) -> String {
 
 /// The workload as text.
 pub fn workload(id: RowId, row: &KernelRow, names: &mut Names) -> String {
-    if id.index == OTHER_ROW { OTHER.to_owned() } else { names.name(row.key.cgroup_id) }
+    if id.index == OTHER_ROW {
+        OTHER.to_owned()
+    } else {
+        names.name(row.key.cgroup_id)
+    }
 }
 
 /// Failures by outcome.

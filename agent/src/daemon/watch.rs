@@ -43,8 +43,14 @@ impl Watch {
             .watches()
             .add(directory, mask)
             .with_context(|| format!("watch directory {}", directory.display()))?;
-        let events = inotify.into_event_stream([0; 4096]).context("watch files")?;
-        Ok(Self { file: file.to_owned(), events, seen: digest(file) })
+        let events = inotify
+            .into_event_stream([0; 4096])
+            .context("watch files")?;
+        Ok(Self {
+            file: file.to_owned(),
+            events,
+            seen: digest(file),
+        })
     }
 
     /// Waits until the file has other contents than before. Cancel safe.

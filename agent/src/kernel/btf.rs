@@ -75,7 +75,10 @@ impl<'a> Btf<'a> {
     /// # Errors
     /// When the data is not BTF, cut short, or of a newer kind.
     pub fn parse(data: &'a [u8]) -> Result<Self, BtfError> {
-        let u16_at = |at: usize| data.get(at..at + 2).map(|b| u16::from_ne_bytes([b[0], b[1]]));
+        let u16_at = |at: usize| {
+            data.get(at..at + 2)
+                .map(|b| u16::from_ne_bytes([b[0], b[1]]))
+        };
         let u32_at = |at: usize| {
             let bytes = data.get(at..at.checked_add(4)?)?;
             Some(u32::from_ne_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]))
@@ -198,7 +201,10 @@ impl<'a> Btf<'a> {
                 && depth < 8
                 && let Some(inner) = self.member(member.type_id, name, depth + 1)
             {
-                return Some(Place { bits: member.bit_offset.checked_add(inner.bits)?, ..inner });
+                return Some(Place {
+                    bits: member.bit_offset.checked_add(inner.bits)?,
+                    ..inner
+                });
             }
         }
         None
@@ -207,10 +213,17 @@ impl<'a> Btf<'a> {
     /// Where `path` (member by member) lies in the struct of that name.
     pub fn place(&self, structure: &str, path: &[&str]) -> Option<Place> {
         let type_id = *self.by_name.get(structure.as_bytes())?;
-        let mut place = Place { bits: 0, bit_size: 0, type_id };
+        let mut place = Place {
+            bits: 0,
+            bit_size: 0,
+            type_id,
+        };
         for name in path {
             let inner = self.member(place.type_id, name, 0)?;
-            place = Place { bits: place.bits.checked_add(inner.bits)?, ..inner };
+            place = Place {
+                bits: place.bits.checked_add(inner.bits)?,
+                ..inner
+            };
         }
         Some(place)
     }
@@ -218,7 +231,8 @@ impl<'a> Btf<'a> {
     /// The offsets that the programs want; what is not found is marked so.
     pub fn offsets(&self) -> Offsets {
         let byte = |structure, path: &[&str]| {
-            self.place(structure, path).map_or(NO_OFFSET, |place| place.bits / 8)
+            self.place(structure, path)
+                .map_or(NO_OFFSET, |place| place.bits / 8)
         };
         let kern = self.place("sock", &["sk_kern_sock"]);
         Offsets {
@@ -240,7 +254,9 @@ mod tests {
 
     #[test]
     fn the_running_kernel_is_understood() {
-        let Ok(data) = std::fs::read(VMLINUX) else { return };
+        let Ok(data) = std::fs::read(VMLINUX) else {
+            return;
+        };
         let offsets = Btf::parse(&data).unwrap().offsets();
         for offset in [
             offsets.sock_err,
@@ -257,7 +273,10 @@ mod tests {
     #[test]
     fn not_btf() {
         assert_eq!(Btf::parse(b"\x7fELF").err(), Some(BtfError::Magic));
-        assert_eq!(Btf::parse(&MAGIC.to_ne_bytes()).err(), Some(BtfError::Truncated(0)));
+        assert_eq!(
+            Btf::parse(&MAGIC.to_ne_bytes()).err(),
+            Some(BtfError::Truncated(0))
+        );
     }
 
     proptest! {

@@ -43,7 +43,9 @@ fn unescape(text: &str) -> String {
     let mut rest = text;
     while let Some(at) = rest.find('\\') {
         out.push_str(&rest[..at]);
-        let code = rest.get(at + 1..at + 4).and_then(|digits| u8::from_str_radix(digits, 8).ok());
+        let code = rest
+            .get(at + 1..at + 4)
+            .and_then(|digits| u8::from_str_radix(digits, 8).ok());
         match code {
             Some(code) => {
                 out.push(char::from(code));
@@ -68,7 +70,10 @@ pub struct Names {
 impl Names {
     /// For the hierarchy mounted there.
     pub fn new(mount: PathBuf) -> Self {
-        Self { mount, known: HashMap::new() }
+        Self {
+            mount,
+            known: HashMap::new(),
+        }
     }
 
     /// Path below the mount without leading slash (`/` for the root). A cgroup that is gone keeps
@@ -79,7 +84,10 @@ impl Names {
         }
         self.scan();
         // Remembered even if not found: the id is never used again, and scanning is not cheap.
-        self.known.entry(id).or_insert_with(|| format!("cgroup:{id}")).clone()
+        self.known
+            .entry(id)
+            .or_insert_with(|| format!("cgroup:{id}"))
+            .clone()
     }
 
     /// Drops names of cgroups that no row belongs to.
@@ -91,9 +99,15 @@ impl Names {
         let mount = self.mount.clone();
         let mut stack = vec![mount.clone()];
         while let Some(path) = stack.pop() {
-            let Ok(metadata) = fs::metadata(&path) else { continue };
-            self.known.entry(metadata.ino()).or_insert_with(|| relative(&mount, &path));
-            let Ok(entries) = fs::read_dir(&path) else { continue };
+            let Ok(metadata) = fs::metadata(&path) else {
+                continue;
+            };
+            self.known
+                .entry(metadata.ino())
+                .or_insert_with(|| relative(&mount, &path));
+            let Ok(entries) = fs::read_dir(&path) else {
+                continue;
+            };
             for entry in entries.flatten() {
                 if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
                     stack.push(entry.path());
@@ -106,7 +120,11 @@ impl Names {
 /// The workload's name for a path in the hierarchy.
 pub fn relative(mount: &Path, path: &Path) -> String {
     let relative = path.strip_prefix(mount).unwrap_or(path).to_string_lossy();
-    if relative.is_empty() { "/".to_owned() } else { relative.into_owned() }
+    if relative.is_empty() {
+        "/".to_owned()
+    } else {
+        relative.into_owned()
+    }
 }
 
 #[cfg(test)]
@@ -122,7 +140,10 @@ mod tests {
         let bind = "40 1 0:27 /kubepods /mnt/part rw - cgroup2 cgroup2 rw\n\
                     41 1 0:27 / /mnt/a\\040b rw - cgroup2 cgroup2 rw\n";
         assert_eq!(find_mount(bind), Some("/mnt/a b".into()));
-        assert_eq!(find_mount("32 30 0:28 / /x rw - cgroup cgroup rw,cpu\n"), None);
+        assert_eq!(
+            find_mount("32 30 0:28 / /x rw - cgroup cgroup rw,cpu\n"),
+            None
+        );
     }
 
     #[test]
@@ -131,7 +152,10 @@ mod tests {
         fs::create_dir_all(tree.path().join("system.slice/billing.service")).unwrap();
         let inode = |path: &str| fs::metadata(tree.path().join(path)).unwrap().ino();
         let mut names = Names::new(tree.path().to_owned());
-        assert_eq!(names.name(inode("system.slice/billing.service")), "system.slice/billing.service");
+        assert_eq!(
+            names.name(inode("system.slice/billing.service")),
+            "system.slice/billing.service"
+        );
         assert_eq!(names.name(inode("")), "/");
         assert_eq!(names.name(u64::MAX), format!("cgroup:{}", u64::MAX));
         fs::create_dir(tree.path().join("new")).unwrap();

@@ -31,7 +31,10 @@ impl<T: Pod> Mapped<T> {
     /// When the kernel refuses, in particular for an array without `BPF_F_MMAPABLE`.
     pub fn new(fd: impl AsFd, entries: u32) -> std::io::Result<Self> {
         // The kernel rounds each value up to 8 bytes; all our types are multiples of 8.
-        assert!(size_of::<T>() % 8 == 0, "a mapped type must be a multiple of 8 bytes");
+        assert!(
+            size_of::<T>() % 8 == 0,
+            "a mapped type must be a multiple of 8 bytes"
+        );
         let bytes = size_of::<T>() * entries as usize;
         // SAFETY: a new shared mapping at an address of the kernel's choice.
         let base = unsafe {
@@ -45,7 +48,12 @@ impl<T: Pod> Mapped<T> {
             )?
         };
         let base = NonNull::new(base.cast::<T>()).ok_or(std::io::ErrorKind::AddrNotAvailable)?;
-        Ok(Self { base, entries, bytes, _owns: PhantomData })
+        Ok(Self {
+            base,
+            entries,
+            bytes,
+            _owns: PhantomData,
+        })
     }
 
     /// Number of elements.
@@ -75,7 +83,8 @@ impl<T: Pod> Mapped<T> {
     /// A copy of an element. Words that change meanwhile may be old or new, never torn.
     pub fn read(&self, index: u32) -> Option<T> {
         // SAFETY: within the mapping, and every bit pattern is a `T`.
-        self.get(index).map(|element| unsafe { element.read_volatile() })
+        self.get(index)
+            .map(|element| unsafe { element.read_volatile() })
     }
 
     /// Stores an element. Words arrive one by one, in no promised order.

@@ -4,8 +4,8 @@
 //! [`mapped`] and [`table`].
 
 pub mod btf;
-pub mod clock;
 pub mod cgroup;
+pub mod clock;
 pub mod events;
 pub mod mapped;
 pub mod programs;

@@ -25,8 +25,10 @@ use super::{btf, mapped::Mapped, support::Unsupported, table::Table};
 use crate::core::Nanos;
 
 /// The kernel object, built from `agent-ebpf` by `cargo xtask ebpf`.
-static OBJECT: &[u8] =
-    aya::include_bytes_aligned!(concat!(env!("CARGO_MANIFEST_DIR"), "/../agent-ebpf/object/backstop-ebpf.o"));
+static OBJECT: &[u8] = aya::include_bytes_aligned!(concat!(
+    env!("CARGO_MANIFEST_DIR"),
+    "/../agent-ebpf/object/backstop-ebpf.o"
+));
 
 /// Hooks that a cgroup gets, as shown in `attached{hook}`.
 pub const HOOKS: [&str; 4] = ["connect4", "connect6", "sock_ops", "sock_release"];
@@ -82,10 +84,15 @@ impl Kernel {
     /// # Errors
     /// [`Unsupported`] (as the error's root) where the kernel lacks something.
     pub fn load(options: LoadOptions) -> Result<(Self, RingBuf<MapData>)> {
-        let types = std::fs::read(btf::VMLINUX)
-            .map_err(|e| Unsupported::Btf { path: btf::VMLINUX, cause: e.to_string() })?;
+        let types = std::fs::read(btf::VMLINUX).map_err(|e| Unsupported::Btf {
+            path: btf::VMLINUX,
+            cause: e.to_string(),
+        })?;
         let offsets = btf::Btf::parse(&types)
-            .map_err(|e| Unsupported::Btf { path: btf::VMLINUX, cause: e.to_string() })?
+            .map_err(|e| Unsupported::Btf {
+                path: btf::VMLINUX,
+                cause: e.to_string(),
+            })?
             .offsets();
         let mut ebpf = EbpfLoader::new()
             .override_global("OFFSETS", bytemuck::bytes_of(&offsets), true)
@@ -114,11 +121,15 @@ impl Kernel {
 
         let mut free_rows: Queue<_, u32> = take(&mut ebpf, "FREE_ROWS")?.try_into()?;
         for index in 1..rows {
-            free_rows.push(index, 0).context("fill the list of free rows")?;
+            free_rows
+                .push(index, 0)
+                .context("fill the list of free rows")?;
         }
         let mut free_histograms: Queue<_, u32> = take(&mut ebpf, "FREE_HISTOGRAMS")?.try_into()?;
         for slot in 0..options.histograms {
-            free_histograms.push(slot, 0).context("fill the list of free histograms")?;
+            free_histograms
+                .push(slot, 0)
+                .context("fill the list of free histograms")?;
         }
         let ring = RingBuf::try_from(take(&mut ebpf, "EVENTS")?).context("open the ring buffer")?;
         let kernel = Self {
@@ -152,7 +163,10 @@ impl Kernel {
     /// When the directory cannot be opened or the kernel refuses.
     pub fn attach(&mut self, path: &Path) -> Result<()> {
         let dir = File::open(path).with_context(|| format!("open cgroup {}", path.display()))?;
-        let id = dir.metadata().with_context(|| format!("stat cgroup {}", path.display()))?.ino();
+        let id = dir
+            .metadata()
+            .with_context(|| format!("stat cgroup {}", path.display()))?
+            .ino();
         let what = |hook: &str| format!("attach {hook} to cgroup {}", path.display());
         let mode = CgroupAttachMode::Single;
         // The followers first: a connect that passes the hook must not go unfollowed.
@@ -168,8 +182,17 @@ impl Kernel {
         let connect6 = program::<CgroupSockAddr>(&mut self.ebpf, "connect6")?
             .attach(&dir, mode)
             .with_context(|| what("connect6"))?;
-        let links = Links { connect4, connect6, follow, release };
-        self.attachments.push(Attachment { path: path.to_owned(), id, links });
+        let links = Links {
+            connect4,
+            connect6,
+            follow,
+            release,
+        };
+        self.attachments.push(Attachment {
+            path: path.to_owned(),
+            id,
+            links,
+        });
         Ok(())
     }
 
@@ -213,7 +236,10 @@ impl Kernel {
     pub fn settle_namespace(&mut self) -> Result<()> {
         let settle = program::<Iter>(&mut self.ebpf, "settle")?;
         let link = settle.attach().context("attach iter/tcp")?;
-        let mut run = settle.take_link(link)?.into_file().context("open iter/tcp")?;
+        let mut run = settle
+            .take_link(link)?
+            .into_file()
+            .context("open iter/tcp")?;
         std::io::copy(&mut run.by_ref(), &mut std::io::sink()).context("run iter/tcp")?;
         Ok(())
     }
@@ -235,7 +261,9 @@ impl Kernel {
     /// When the list is full, which cannot be unless a row is returned twice.
     pub fn free_row(&mut self, index: u32) -> Result<()> {
         self.table.free(index);
-        self.free_rows.push(index, 0).with_context(|| format!("return row {index}"))
+        self.free_rows
+            .push(index, 0)
+            .with_context(|| format!("return row {index}"))
     }
 
     /// Returns a histogram to the kernel's list of free ones, emptied.
@@ -244,7 +272,9 @@ impl Kernel {
     /// As [`Kernel::free_row`].
     pub fn free_histogram(&mut self, slot: u32) -> Result<()> {
         self.table.clear_histogram(slot);
-        self.free_histograms.push(slot, 0).with_context(|| format!("return histogram {slot}"))
+        self.free_histograms
+            .push(slot, 0)
+            .with_context(|| format!("return histogram {slot}"))
     }
 
     /// Takes a free histogram for a row that has none, if there is one.
@@ -269,8 +299,11 @@ impl Kernel {
             .iter()
             .map(|(key, prefix, policy)| ((*prefix, bytemuck::cast(*key)), *policy))
             .collect();
-        let present: Vec<Key<[u8; 24]>> =
-            self.policy_trie.keys().collect::<Result<_, _>>().context("list the policy trie")?;
+        let present: Vec<Key<[u8; 24]>> = self
+            .policy_trie
+            .keys()
+            .collect::<Result<_, _>>()
+            .context("list the policy trie")?;
         for ((prefix, data), policy) in &wanted {
             self.policy_trie
                 .insert(&Key::new(*prefix, *data), policy, 0)
@@ -278,7 +311,9 @@ impl Kernel {
         }
         for key in present {
             if !wanted.contains_key(&(key.prefix_len(), key.data())) {
-                self.policy_trie.remove(&key).context("remove a prefix from the policy trie")?;
+                self.policy_trie
+                    .remove(&key)
+                    .context("remove a prefix from the policy trie")?;
             }
         }
         Ok(())
@@ -311,15 +346,24 @@ fn refused(program: &str, error: &dyn std::error::Error) -> Unsupported {
         cause = format!("{cause}: {inner}");
         source = inner.source();
     }
-    Unsupported::Program { program: program.to_owned(), cause }
+    Unsupported::Program {
+        program: program.to_owned(),
+        cause,
+    }
 }
 
 fn load_programs(ebpf: &mut Ebpf, types: &aya::Btf) -> Result<bool> {
     for name in ["connect4", "connect6"] {
-        program::<CgroupSockAddr>(ebpf, name)?.load().map_err(|e| refused(name, &e))?;
+        program::<CgroupSockAddr>(ebpf, name)?
+            .load()
+            .map_err(|e| refused(name, &e))?;
     }
-    program::<SockOps>(ebpf, "follow")?.load().map_err(|e| refused("follow", &e))?;
-    program::<CgroupSock>(ebpf, "release")?.load().map_err(|e| refused("release", &e))?;
+    program::<SockOps>(ebpf, "follow")?
+        .load()
+        .map_err(|e| refused("follow", &e))?;
+    program::<CgroupSock>(ebpf, "release")?
+        .load()
+        .map_err(|e| refused("release", &e))?;
     // An extra: without it, a pending connect keeps our timeout over a stop.
     match program::<Iter>(ebpf, "settle")?.load("tcp", types) {
         Ok(()) => Ok(true),
@@ -335,18 +379,29 @@ fn program<'a, P>(ebpf: &'a mut Ebpf, name: &str) -> Result<&'a mut P>
 where
     &'a mut P: TryFrom<&'a mut Program, Error = aya::programs::ProgramError>,
 {
-    let program = ebpf.program_mut(name).with_context(|| format!("find program {name}"))?;
-    program.try_into().with_context(|| format!("program {name} has another type"))
+    let program = ebpf
+        .program_mut(name)
+        .with_context(|| format!("find program {name}"))?;
+    program
+        .try_into()
+        .with_context(|| format!("program {name} has another type"))
 }
 
 fn take(ebpf: &mut Ebpf, name: &str) -> Result<Map> {
-    ebpf.take_map(name).with_context(|| format!("find map {name} in the kernel object"))
+    ebpf.take_map(name)
+        .with_context(|| format!("find map {name} in the kernel object"))
 }
 
 fn mapped<T: Pod>(ebpf: &mut Ebpf, name: &str, entries: u32) -> Result<Mapped<T>> {
-    let map = ebpf.map(name).with_context(|| format!("find map {name} in the kernel object"))?;
-    let Map::Array(data) = map else { anyhow::bail!("map {name} is no array") };
-    let info = data.info().with_context(|| format!("ask about map {name}"))?;
+    let map = ebpf
+        .map(name)
+        .with_context(|| format!("find map {name} in the kernel object"))?;
+    let Map::Array(data) = map else {
+        anyhow::bail!("map {name} is no array")
+    };
+    let info = data
+        .info()
+        .with_context(|| format!("ask about map {name}"))?;
     anyhow::ensure!(
         info.value_size() as usize == size_of::<T>() && info.max_entries() == entries,
         "map {name} has another layout than this agent (ABI {ABI_VERSION}): rebuild the kernel \
@@ -365,7 +420,10 @@ mod tests {
         for name in ["ROWS", "CONTROL", "COUNTERS", "KEYS", "POLICIES"] {
             assert!(object.maps.contains_key(name), "{name}");
         }
-        assert_eq!(object.maps["ROWS"].value_size() as usize, size_of::<agent_common::Row>());
+        assert_eq!(
+            object.maps["ROWS"].value_size() as usize,
+            size_of::<agent_common::Row>()
+        );
         for name in ["connect4", "connect6", "follow", "release", "settle"] {
             assert!(object.programs.contains_key(name), "{name}");
         }

@@ -57,8 +57,12 @@ pub enum Unsupported {
 }
 
 /// Capabilities without which nothing works: number (include/uapi/linux/capability.h) and name.
-const NEEDED: [(u32, &str); 4] =
-    [(39, "BPF"), (38, "PERFMON"), (12, "NET_ADMIN"), (21, "SYS_ADMIN")];
+const NEEDED: [(u32, &str); 4] = [
+    (39, "BPF"),
+    (38, "PERFMON"),
+    (12, "NET_ADMIN"),
+    (21, "SYS_ADMIN"),
+];
 
 /// Inode of the initial pid namespace (include/linux/proc_ns.h, `PROC_PID_INIT_INO`).
 const INITIAL_PID_NAMESPACE: u64 = 0xEFFF_FFFC;
@@ -68,14 +72,19 @@ const INITIAL_PID_NAMESPACE: u64 = 0xEFFF_FFFC;
 /// # Errors
 /// The first thing that is missing.
 pub fn check() -> Result<(), Unsupported> {
-    let release = rustix::system::uname().release().to_string_lossy().into_owned();
+    let release = rustix::system::uname()
+        .release()
+        .to_string_lossy()
+        .into_owned();
     if version(&release).is_some_and(|v| v < (5, 18)) {
         return Err(Unsupported::Kernel { release });
     }
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let missing = missing_capabilities(&status);
     if !missing.is_empty() {
-        return Err(Unsupported::Rights { missing: missing.join(", ") });
+        return Err(Unsupported::Rights {
+            missing: missing.join(", "),
+        });
     }
     use std::os::unix::fs::MetadataExt as _;
     if let Ok(namespace) = std::fs::metadata("/proc/self/ns/pid")
@@ -97,8 +106,14 @@ fn missing_capabilities(status: &str) -> Vec<&'static str> {
         .lines()
         .find_map(|line| line.strip_prefix("CapEff:"))
         .and_then(|hex| u64::from_str_radix(hex.trim(), 16).ok());
-    let Some(effective) = effective else { return Vec::new() };
-    NEEDED.iter().filter(|(bit, _)| effective >> bit & 1 == 0).map(|(_, name)| *name).collect()
+    let Some(effective) = effective else {
+        return Vec::new();
+    };
+    NEEDED
+        .iter()
+        .filter(|(bit, _)| effective >> bit & 1 == 0)
+        .map(|(_, name)| *name)
+        .collect()
 }
 
 #[cfg(test)]
@@ -117,7 +132,10 @@ mod tests {
     #[test]
     fn capabilities() {
         assert!(missing_capabilities("CapEff:\t000001ffffffffff\n").is_empty());
-        assert_eq!(missing_capabilities("CapEff:\t000000c000201000\n"), Vec::<&str>::new());
+        assert_eq!(
+            missing_capabilities("CapEff:\t000000c000201000\n"),
+            Vec::<&str>::new()
+        );
         assert_eq!(
             missing_capabilities("CapEff:\t0000000000000000\n"),
             ["BPF", "PERFMON", "NET_ADMIN", "SYS_ADMIN"]

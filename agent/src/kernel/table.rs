@@ -70,7 +70,13 @@ impl Table {
                 half(&raw mut (*block).mode).store(agent_common::Mode::OFF, Ordering::Release);
             }
         }
-        self.control.write(0, Control { mode: agent_common::Mode::OFF, ..control });
+        self.control.write(
+            0,
+            Control {
+                mode: agent_common::Mode::OFF,
+                ..control
+            },
+        );
         self.set_mode(mode);
     }
 
@@ -84,7 +90,9 @@ impl Table {
 
     /// The mode in force.
     pub fn mode(&self) -> u32 {
-        self.control.read(0).map_or(agent_common::Mode::OFF, |control| control.mode)
+        self.control
+            .read(0)
+            .map_or(agent_common::Mode::OFF, |control| control.mode)
     }
 
     /// Says that the agent is at work.
@@ -97,12 +105,18 @@ impl Table {
 
     /// When the agent was last seen at work.
     pub fn heartbeat(&self) -> Nanos {
-        Nanos(self.control.read(0).map_or(0, |control| control.heartbeat_ns))
+        Nanos(
+            self.control
+                .read(0)
+                .map_or(0, |control| control.heartbeat_ns),
+        )
     }
 
     /// The node's counters.
     pub fn counters(&self) -> Counters {
-        self.counters.read(0).unwrap_or(bytemuck::Zeroable::zeroed())
+        self.counters
+            .read(0)
+            .unwrap_or(bytemuck::Zeroable::zeroed())
     }
 
     /// Events that the ring had no room for, so far.
@@ -117,7 +131,9 @@ impl Table {
 
     /// A copy of a row if it still has this owner.
     pub fn owned(&self, id: RowId) -> Option<Row> {
-        self.rows.read(id.index).filter(|row| row.incarnation == id.incarnation)
+        self.rows
+            .read(id.index)
+            .filter(|row| row.incarnation == id.incarnation)
     }
 
     /// Rows in use: id and copy. The `other` row comes first.
@@ -130,13 +146,21 @@ impl Table {
                 return None;
             }
             let row = self.rows.read(index)?;
-            Some((RowId { index, incarnation: row.incarnation }, row))
+            Some((
+                RowId {
+                    index,
+                    incarnation: row.incarnation,
+                },
+                row,
+            ))
         })
     }
 
     /// Number of the last call in the row's window, and the number of failures.
     pub fn calls(&self, index: u32) -> (u64, u64) {
-        let Some(row) = self.rows.get(index) else { return (0, 0) };
+        let Some(row) = self.rows.get(index) else {
+            return (0, 0);
+        };
         // SAFETY: within the mapping.
         unsafe {
             (
@@ -155,8 +179,12 @@ impl Table {
     pub fn window_entry(&self, index: u32, slot: usize) -> Option<u32> {
         let window = self.windows.get(index)?;
         // SAFETY: within the mapping, and within the entries.
-        (slot < agent_common::window::SLOTS)
-            .then(|| unsafe { (&raw const (*window).entries).cast::<u32>().add(slot).read_volatile() })
+        (slot < agent_common::window::SLOTS).then(|| unsafe {
+            (&raw const (*window).entries)
+                .cast::<u32>()
+                .add(slot)
+                .read_volatile()
+        })
     }
 
     /// A copy of a histogram by the row's `histogram` field (slot plus one).
@@ -171,7 +199,9 @@ impl Table {
 
     /// Puts a verdict in force. What belongs to it is stored first, the verdict itself last.
     pub fn set_verdict(&self, id: RowId, verdict: Verdict, until: Nanos, probe_limit: u32) {
-        let Some(row) = self.rows.get(id.index) else { return };
+        let Some(row) = self.rows.get(id.index) else {
+            return;
+        };
         // SAFETY: within the mapping.
         unsafe {
             if half(&raw mut (*row).incarnation).load(Ordering::Acquire) != id.incarnation {
@@ -189,14 +219,18 @@ impl Table {
 
     /// The verdict in force.
     pub fn verdict(&self, index: u32) -> Verdict {
-        let Some(row) = self.rows.get(index) else { return Verdict::default() };
+        let Some(row) = self.rows.get(index) else {
+            return Verdict::default();
+        };
         // SAFETY: within the mapping.
         Verdict::unpack(unsafe { word(&raw mut (*row).verdict).load(Ordering::Acquire) })
     }
 
     /// Gives a row the settings of its policy. `probe_limit` is the verdict's and stays.
     pub fn set_settings(&self, id: RowId, settings: Settings) {
-        let Some(row) = self.rows.get(id.index) else { return };
+        let Some(row) = self.rows.get(id.index) else {
+            return;
+        };
         // SAFETY: within the mapping.
         unsafe {
             if half(&raw mut (*row).incarnation).load(Ordering::Acquire) != id.incarnation {
@@ -215,7 +249,9 @@ impl Table {
 
     /// Sets when a program that closes an unanswered connect counts as having given up, ms.
     pub fn set_gave_up(&self, id: RowId, ms: u32) {
-        let Some(row) = self.rows.get(id.index) else { return };
+        let Some(row) = self.rows.get(id.index) else {
+            return;
+        };
         // SAFETY: within the mapping.
         unsafe { half(&raw mut (*row).settings.gave_up_ms).store(ms, Ordering::Release) };
     }
@@ -227,7 +263,9 @@ impl Table {
 
     /// Lends a histogram to a row, or takes it (`0`).
     pub fn set_histogram(&self, id: RowId, slot_plus_one: u32) {
-        let Some(row) = self.rows.get(id.index) else { return };
+        let Some(row) = self.rows.get(id.index) else {
+            return;
+        };
         // SAFETY: within the mapping.
         unsafe { half(&raw mut (*row).histogram).store(slot_plus_one, Ordering::Release) };
     }
@@ -235,7 +273,9 @@ impl Table {
     /// Empties a row that no key leads to and no program run can hold any more. The incarnation
     /// goes up, so that sockets stamped for the former owner count as other.
     pub fn free(&self, index: u32) {
-        let Some(row) = self.rows.read(index) else { return };
+        let Some(row) = self.rows.read(index) else {
+            return;
+        };
         let incarnation = row.incarnation.wrapping_add(1);
         let mut empty: Row = bytemuck::Zeroable::zeroed();
         empty.incarnation = incarnation;

@@ -65,24 +65,21 @@ type Labels<'a> = (&'a str, &'a str, &'a str);
 
 /// Adds up the rows that share their labels: two equal series make a page invalid.
 fn merged(rows: &[RowMetrics]) -> BTreeMap<Labels<'_>, Series> {
+    const REST: Labels<'static> = (OTHER, OTHER, OTHER);
     let mut merged: BTreeMap<Labels<'_>, Series> = BTreeMap::new();
-    let mut other: Option<Series> = None;
     for row in rows {
-        let labels = (
+        let own = (
             row.destination.as_str(),
             row.workload.as_str(),
             row.policy.as_str(),
         );
-        if merged.len() < SERIES_ROWS || merged.contains_key(&labels) {
-            merged.entry(labels).or_default().add(row);
-        } else {
-            other.get_or_insert_default().add(row);
-        }
+        let has_own = merged.len() < SERIES_ROWS || merged.contains_key(&own);
+        let labels = if has_own { own } else { REST };
+        merged.entry(labels).or_default().add(row);
     }
-    if let Some(mut other) = other {
+    if let Some(rest) = merged.get_mut(&REST) {
         // Of many breakers there is no one state.
-        other.state = None;
-        merged.insert((OTHER, OTHER, OTHER), other);
+        rest.state = None;
     }
     merged
 }

@@ -4,7 +4,8 @@
 //! [`parse_str`]: either a [`Config`] whose every value is typed and in range, or a [`ConfigError`]
 //! with every problem in the file. [`Config::resolve`] says which policy is for a connection and
 //! why, [`Config::kernel_entries`] says the same to the kernel, [`diff`] tells what a reload
-//! changed, and [`Config::warnings`] what is accepted but not yet acted upon.
+//! changed, [`Config::warnings`] what is accepted but not yet acted upon, and [`Config::to_toml`]
+//! writes the whole as a file.
 //!
 //! Defaults are written once, in `config/default.toml`, which is compiled in. Any other file is
 //! read over it, and each of its policies over its own defaults.
@@ -22,6 +23,7 @@ mod rules;
 mod schema;
 mod sections;
 mod settings;
+mod to_toml;
 mod warnings;
 mod workload;
 

@@ -5,3 +5,4 @@ mod files;
 mod properties;
 mod resolution;
 mod spelling;
+mod writing;

@@ -51,11 +51,6 @@ impl Archive {
         Ok(archive)
     }
 
-    /// The suite's name.
-    pub fn suite(&self) -> &str {
-        &self.suite
-    }
-
     fn prepare(&self, mirrors: &Mirrors) -> Result<()> {
         for folder in ["lists/partial", "cache/archives/partial"] {
             let folder = self.folder.join(folder);

@@ -2,4 +2,5 @@
 //! looked into but never installed (kernels, the source of `core`).
 
 pub mod archive;
-pub mod sources;
+pub mod packages;
+mod sources;

@@ -45,6 +45,10 @@ impl<S> StallGuard<S> {
         let waiting = self.waiting.get_or_insert_with(|| Box::pin(sleep(limit)));
         ready!(waiting.as_mut().poll(cx));
         self.waiting = None;
+        tracing::warn!(
+            ?limit,
+            "a client has read nothing for that long and is cut off"
+        );
         let message = format!("the client has read nothing for {limit:?}");
         Poll::Ready(Err(io::Error::new(io::ErrorKind::TimedOut, message)))
     }

@@ -2,7 +2,7 @@
 
 use proptest::prelude::*;
 
-use super::random::{any_event, settings, with_event};
+use super::ops::{POLICIES, any_op, event_of, settings};
 use super::*;
 
 /// Numbers near either end, or anywhere.
@@ -33,7 +33,7 @@ fn extreme_settings() -> impl Strategy<Value = BreakerSettings> {
             cooldown: Nanos(times[1]),
             cooldown_max: Nanos(times[2]),
             probe_lease: Nanos(times[3]),
-            window: numbers[0] % 3 * numbers[1],
+            window: (numbers[0] % 3).wrapping_mul(numbers[1]),
             min_calls: numbers[1] % 4,
             consecutive_failures: numbers[2] % 4,
             probes: numbers[3] % 3,
@@ -48,8 +48,8 @@ proptest! {
     #[test]
     fn nothing_panics_whatever_comes_whenever(
         seed: u64,
-        policies in prop::collection::vec(extreme_settings(), 3),
-        steps in prop::collection::vec((extreme(), extreme(), extreme(), any_event()), 1..80),
+        policies in prop::collection::vec(extreme_settings(), POLICIES),
+        steps in prop::collection::vec((extreme(), extreme(), extreme(), any_op()), 1..80),
     ) {
         let policies: Vec<_> = policies.into_iter().map(Arc::new).collect();
         let mut engine = Engine::new(seed);
@@ -58,11 +58,18 @@ proptest! {
             ring.push(Nanos(index << 55), index % 3 != 0);
         }
         let mut out = Vec::new();
-        for (now, until, last_seq, event) in steps {
+        for (now, until, last_seq, op) in steps {
             let now = Nanos(now);
-            with_event(&event, &engine, now, Nanos(until), last_seq, &ring, &policies, |event, engine| {
+            let generation = op
+                .row()
+                .and_then(|index| engine.view(row(index), now))
+                .map_or(0, |view| view.generation);
+            let event = event_of(
+                &op, row, generation, Nanos(until), last_seq, &ring.window, &policies,
+            );
+            if let Some(event) = event {
                 engine.handle(event, now, &mut out);
-            });
+            }
             engine.next_deadline();
             for index in 0..4 {
                 engine.view(row(index), now);
@@ -85,8 +92,12 @@ fn the_last_moments_of_time_do_not_hang() {
         one.handle(Event::Deadline);
     }
     assert_eq!(one.state(), State::HalfOpen);
-    one.probe(ProbeOutcome::Success);
-    one.probe(ProbeOutcome::Success);
+    // A lease that begins at the end of time is over at once, so each event meets a new round;
+    // only an operator gets it closed.
+    one.handle(Event::Reset {
+        row: ROW,
+        last_seq: one.ring.last_seq,
+    });
     assert_eq!(one.state(), State::Closed);
 }
 

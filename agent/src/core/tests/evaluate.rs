@@ -14,10 +14,16 @@ enum Push {
 }
 
 /// A call as it really was; `None`: number taken, not written.
-type Truth = Option<(Nanos, bool)>;
+pub(super) type Truth = Option<(Nanos, bool)>;
 
 /// Straight from the rule's wording, over the list of all calls.
-fn naive(calls: &[Truth], floor: u64, now: Nanos, s: &BreakerSettings) -> WindowStats {
+pub(super) fn naive(
+    calls: &[Truth],
+    floor: u64,
+    not_before: Nanos,
+    now: Nanos,
+    s: &BreakerSettings,
+) -> WindowStats {
     let counted: Vec<Truth> = calls
         .iter()
         .enumerate()
@@ -25,10 +31,14 @@ fn naive(calls: &[Truth], floor: u64, now: Nanos, s: &BreakerSettings) -> Window
         .filter(|(seq, _)| *seq > floor)
         .map(|(_, truth)| *truth)
         .collect();
-    // Only what comes after the last call that is too old.
+    // Only what comes after the last call that is too old. Times are kept in units of 2^22 ns.
+    let too_old = |at: Nanos| {
+        let kept = Nanos(at.0 >> 22 << 22);
+        now - kept > s.window_age || kept < not_before
+    };
     let first = counted
         .iter()
-        .rposition(|truth| truth.is_some_and(|(at, _)| now.0 - (at.0 >> 22 << 22) > s.window_age.0))
+        .rposition(|truth| truth.is_some_and(|(at, _)| too_old(at)))
         .map_or(0, |index| index + 1);
     let ring = &counted[first.max(counted.len().saturating_sub(SLOTS))..];
     let window = &ring[ring.len().saturating_sub(s.window as usize)..];
@@ -76,8 +86,8 @@ fn naive(calls: &[Truth], floor: u64, now: Nanos, s: &BreakerSettings) -> Window
 
 fn pushes() -> impl Strategy<Value = Vec<(u64, Push)>> {
     let push = prop_oneof![
-        5 => Just(Push::Ok),
-        5 => Just(Push::Failed),
+        3 => Just(Push::Ok),
+        7 => Just(Push::Failed),
         1 => Just(Push::Unwritten),
     ];
     let wait = prop_oneof![5 => 0u64..10_000_000, 1 => 0u64..2_000_000_000];
@@ -87,7 +97,7 @@ fn pushes() -> impl Strategy<Value = Vec<(u64, Push)>> {
 fn settings() -> impl Strategy<Value = BreakerSettings> {
     (
         prop::option::of(0.0f64..=1.0),
-        1u32..=128,
+        prop_oneof![1u32..=6, 1u32..=128],
         0u32..20,
         0u32..12,
         0u64..6_000_000_000,
@@ -134,7 +144,7 @@ proptest! {
             }
         }
         let got = evaluate(&ring.window, ring.last_seq, floor, now, &s);
-        prop_assert_eq!(got, naive(&truth, floor, now, &s));
+        prop_assert_eq!(got, naive(&truth, floor, Nanos::ZERO, now, &s));
     }
 
     #[test]
@@ -205,4 +215,21 @@ fn a_threshold_of_nothing_still_takes_a_failure() {
     assert_eq!(evaluate(&ring.window, 1, 0, secs(1), &s).trip, None);
     ring.push(secs(1), true);
     assert!(evaluate(&ring.window, 2, 0, secs(1), &s).trip.is_some());
+}
+
+#[test]
+fn a_run_may_be_longer_than_the_window() {
+    let s = BreakerSettings {
+        window: 3,
+        failure_rate: None,
+        consecutive_failures: 6,
+        ..BreakerSettings::default()
+    };
+    let mut ring = Ring::new();
+    for calls in 1..=6 {
+        ring.push(secs(1), true);
+        let stats = evaluate(&ring.window, ring.last_seq, 0, secs(1), &s);
+        assert_eq!((stats.calls, stats.consecutive), (calls.min(3), calls));
+        assert_eq!(stats.trip.is_some(), calls == 6);
+    }
 }

@@ -3,6 +3,7 @@
 mod ends;
 mod evaluate;
 mod model;
+mod ops;
 mod random;
 mod redial;
 mod rules;

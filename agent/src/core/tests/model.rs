@@ -1,1 +1,263 @@
+//! The reference: what each event has to do, written down as plainly as possible. It keeps every
+//! call there ever was, knows no timers, and looks at every row at every deadline.
 
+use std::collections::BTreeMap;
+
+use super::evaluate::{Truth, naive};
+use super::*;
+
+#[derive(Clone)]
+pub(super) struct ModelRow {
+    pub(super) incarnation: u32,
+    pub(super) target: DialTarget,
+    pub(super) state: State,
+    pub(super) generation: u32,
+    pub(super) cooldown: Nanos,
+    pub(super) floor_seq: u64,
+    /// Open: cooldown end; forced: end. After a failed probe only known to lie in `until_range`.
+    pub(super) until: Nanos,
+    /// Set by a failed probe, until the real cooldown is adopted.
+    pub(super) until_range: Option<(Nanos, Nanos)>,
+    settings: Arc<BreakerSettings>,
+    highest_seq: u64,
+    floor_at: Nanos,
+    successes_in_a_row: u32,
+    successes_in_round: u32,
+    round_began: Nanos,
+    last_news: Nanos,
+    healthy_period_began: Nanos,
+    remember_since: Nanos,
+}
+
+#[derive(Default)]
+pub(super) struct Model {
+    pub(super) rows: BTreeMap<u32, ModelRow>,
+}
+
+impl ModelRow {
+    pub(super) fn waits_for_redial(&self) -> bool {
+        self.state == State::Open && self.settings.redial
+    }
+
+    fn go(&mut self, state: State) {
+        self.state = state;
+        self.generation = self.generation.wrapping_add(1);
+    }
+
+    fn close(&mut self, now: Nanos, time_floor: bool) {
+        self.go(State::Closed);
+        self.empty(now, time_floor);
+        self.healthy_period_began = now;
+    }
+
+    fn empty(&mut self, now: Nanos, time_floor: bool) {
+        self.floor_seq = self.highest_seq;
+        self.floor_at = if time_floor { now } else { Nanos::ZERO };
+        self.remember_since = now;
+    }
+
+    fn new_round(&mut self, now: Nanos) {
+        self.go(State::HalfOpen);
+        self.successes_in_round = 0;
+        self.round_began = now;
+        self.last_news = now;
+    }
+
+    fn half_open(&mut self, now: Nanos) {
+        self.successes_in_a_row = 0;
+        self.new_round(now);
+    }
+
+    /// What the mere passing of time does.
+    fn time(&mut self, now: Nanos) {
+        let s = &self.settings;
+        let lease = s.probe_lease;
+        match self.state {
+            State::Closed => {
+                while self.cooldown > s.cooldown && now >= self.healthy_period_began + self.cooldown
+                {
+                    self.healthy_period_began = self.healthy_period_began + self.cooldown;
+                    self.cooldown = s.cooldown.max(Nanos(self.cooldown.0 / 2));
+                    // The next period is as long as the cooldown is then.
+                }
+            }
+            State::Open if now >= self.until => self.half_open(now),
+            State::HalfOpen
+                if now >= self.last_news + lease || now >= self.round_began + lease.times(4) =>
+            {
+                self.new_round(now);
+            }
+            State::ForcedOpen | State::ForcedClosed if now >= self.until => self.close(now, true),
+            _ => {}
+        }
+    }
+
+    pub(super) fn configure(&mut self, target: DialTarget, new: Arc<BreakerSettings>, now: Nanos) {
+        let old = std::mem::replace(&mut self.settings, new);
+        self.target = target;
+        let (low, high) = (
+            self.settings.cooldown,
+            self.settings.cooldown.max(self.settings.cooldown_max),
+        );
+        let had_grown = self.cooldown > old.cooldown;
+        self.cooldown = if had_grown {
+            self.cooldown.max(low).min(high)
+        } else {
+            low
+        };
+        let other_errno = old.errno != self.settings.errno;
+        match self.state {
+            State::Closed => self.remember_since = now,
+            State::Open | State::HalfOpen if !self.settings.enabled => self.close(now, true),
+            State::HalfOpen if other_errno => self.new_round(now),
+            State::Open | State::ForcedOpen if other_errno => self.go(self.state),
+            _ => {}
+        }
+    }
+
+    pub(super) fn calls(&mut self, calls: &[Truth], now: Nanos) {
+        self.highest_seq = calls.len() as u64;
+        if self.state != State::Closed {
+            return;
+        }
+        let stats = naive(calls, self.floor_seq, self.floor_at, now, &self.settings);
+        if stats.failures > 0 || stats.consecutive > 0 {
+            self.remember_since = now;
+        }
+        if stats.trip.is_some() {
+            self.go(State::Open);
+            self.until = now + self.cooldown;
+        }
+    }
+
+    pub(super) fn probe_started(&mut self, generation: u32, now: Nanos) {
+        if self.state == State::HalfOpen && generation == self.generation {
+            self.last_news = now;
+        }
+    }
+
+    pub(super) fn probe_ended(
+        &mut self,
+        generation: u32,
+        outcome: ProbeOutcome,
+        last_seq: u64,
+        now: Nanos,
+    ) {
+        self.highest_seq = last_seq;
+        if self.state != State::HalfOpen || generation != self.generation {
+            return;
+        }
+        self.last_news = now;
+        match outcome {
+            ProbeOutcome::Returned => {}
+            ProbeOutcome::Success => {
+                self.successes_in_a_row += 1;
+                self.successes_in_round += 1;
+                if self.successes_in_a_row >= self.settings.successes_to_close {
+                    self.close(now, false);
+                } else if self.successes_in_round >= self.settings.probes {
+                    self.new_round(now);
+                }
+            }
+            ProbeOutcome::Failure => {
+                let cap = self.settings.cooldown.max(self.settings.cooldown_max);
+                self.cooldown = self.cooldown.times(2).min(cap);
+                self.go(State::Open);
+                let tenth = Nanos(self.cooldown.0 / 10);
+                self.until_range = Some((
+                    now + (self.cooldown - tenth),
+                    now + (self.cooldown + tenth).min(cap),
+                ));
+            }
+        }
+    }
+
+    pub(super) fn force(&mut self, to: State, until: Nanos, last_seq: u64) {
+        self.highest_seq = last_seq;
+        self.go(to);
+        self.until = until;
+    }
+
+    pub(super) fn reset(&mut self, last_seq: u64, now: Nanos) {
+        self.highest_seq = last_seq;
+        self.cooldown = self.settings.cooldown;
+        if self.state == State::Closed {
+            self.empty(now, false);
+        } else {
+            self.close(now, false);
+        }
+    }
+}
+
+impl Model {
+    pub(super) fn get(&mut self, row: RowId) -> Option<&mut ModelRow> {
+        self.rows
+            .get_mut(&row.index)
+            .filter(|known| known.incarnation == row.incarnation)
+    }
+
+    /// The row with its time brought up to date, as before any event about it.
+    pub(super) fn at(&mut self, row: RowId, now: Nanos) -> Option<&mut ModelRow> {
+        let known = self.get(row)?;
+        known.time(now);
+        Some(known)
+    }
+
+    pub(super) fn configure(
+        &mut self,
+        row: RowId,
+        target: DialTarget,
+        settings: &Arc<BreakerSettings>,
+        generation: u32,
+        now: Nanos,
+    ) {
+        if let Some(known) = self.at(row, now) {
+            known.configure(target, settings.clone(), now);
+            return;
+        }
+        self.rows.insert(
+            row.index,
+            ModelRow {
+                incarnation: row.incarnation,
+                target,
+                state: State::Closed,
+                generation,
+                cooldown: settings.cooldown,
+                floor_seq: 0,
+                until: Nanos::ZERO,
+                until_range: None,
+                settings: settings.clone(),
+                highest_seq: 0,
+                floor_at: Nanos::ZERO,
+                successes_in_a_row: 0,
+                successes_in_round: 0,
+                round_began: Nanos::ZERO,
+                last_news: Nanos::ZERO,
+                healthy_period_began: Nanos::ZERO,
+                remember_since: now,
+            },
+        );
+    }
+
+    pub(super) fn redial_answered(&mut self, target: DialTarget, now: Nanos) {
+        for known in self.rows.values_mut() {
+            if known.target == target && known.waits_for_redial() {
+                known.time(now);
+                if known.waits_for_redial() {
+                    known.half_open(now);
+                }
+            }
+        }
+    }
+
+    pub(super) fn deadline(&mut self, now: Nanos) {
+        for known in self.rows.values_mut() {
+            known.time(now);
+        }
+        self.rows.retain(|_, known| {
+            known.state != State::Closed
+                || known.cooldown > known.settings.cooldown
+                || now - known.remember_since <= known.settings.window_age
+        });
+    }
+}

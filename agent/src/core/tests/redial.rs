@@ -218,3 +218,26 @@ fn the_node_dials_at_most_200_times_a_second_and_nobody_starves() {
     }
     assert_eq!(last.len(), 1000);
 }
+
+#[test]
+fn many_timers_at_once_are_met_in_bounded_calls() {
+    let start = secs(1000);
+    let (mut engine, mut out) = opened(2000, |_| 1, start);
+    let now = start + secs(10_000);
+    let mut calls = 0;
+    while engine.next_deadline().is_some_and(|at| at <= now) {
+        engine.handle(Event::Deadline, now, &mut out);
+        // A verdict and a transition for each of 512 rows, and a dial.
+        assert!(
+            out.len() <= 2 * 512 + 1,
+            "{} actions in one call",
+            out.len()
+        );
+        out.clear();
+        calls += 1;
+    }
+    assert!(calls <= 5, "{calls} calls");
+    for index in 0..2000 {
+        assert_eq!(engine.view(row(index), now).unwrap().state, State::HalfOpen);
+    }
+}

@@ -391,6 +391,41 @@ fn a_new_owner_of_a_row_starts_anew() {
 }
 
 #[test]
+fn incarnations_wrap() {
+    let mut one = One::new(BreakerSettings::default());
+    let mut owner = |incarnation: u32| {
+        let row = RowId {
+            index: 9,
+            incarnation,
+        };
+        one.handle(Event::Configure {
+            row,
+            target: target(1),
+            settings: Arc::new(BreakerSettings::default()),
+            generation: 0,
+        });
+        one.engine.contains(row)
+    };
+    assert!(owner(u32::MAX - 1));
+    assert!(owner(1), "newer, beyond the wrap");
+    assert!(!owner(u32::MAX - 1), "older");
+    assert!(!owner(u32::MAX));
+    assert!(owner(1));
+}
+
+#[test]
+fn a_forgotten_row_is_dialled_no_more() {
+    let mut one = One::new(BreakerSettings::default());
+    one.bring_to(State::Open);
+    one.out.clear();
+    one.handle(Event::Forget { row: ROW });
+    assert_eq!(one.engine.next_deadline(), None);
+    one.pass(secs(60));
+    one.dial_ended(true);
+    assert_eq!(one.out, []);
+}
+
+#[test]
 fn time_that_goes_backwards_stands_still() {
     let mut one = One::new(BreakerSettings::default());
     one.bring_to(State::Open);

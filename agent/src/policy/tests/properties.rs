@@ -63,7 +63,7 @@ fn port() -> impl Strategy<Value = Option<u16>> {
     option::of(prop_oneof![select(vec![53u16, 80, 443]), 1..=u16::MAX])
 }
 
-fn pattern() -> impl Strategy<Value = DestinationPattern> {
+pub(super) fn pattern() -> impl Strategy<Value = DestinationPattern> {
     let name = (
         "[a-z][a-z0-9_]{0,8}(\\.[a-z][a-z0-9]{0,5}){0,3}",
         any::<bool>(),
@@ -249,13 +249,16 @@ const PIECES: &[&str] = &[
     "name",
 ];
 
-/// Whatever the text is, it is read or refused with usable problems, and nothing panics.
+/// Whatever the text is, it is read and can be written down again, or it is refused with usable
+/// problems; and nothing panics.
 fn survives(text: &str) {
     match parse_str("f.toml", text) {
         Ok(config) => {
             assert_eq!(diff(&config, &config), []);
             config.warnings();
             config.kernel_entries();
+            let written = config.to_toml();
+            assert_eq!(parse_str("f.toml", &written), Ok(config), "{written}");
         }
         Err(error) => {
             assert!(!error.problems.is_empty());

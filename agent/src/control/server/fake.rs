@@ -1,0 +1,160 @@
+//! A backend for tests, here and of the commands: it answers at once and remembers what it was
+//! asked.
+
+use std::{
+    sync::{Arc, Mutex, MutexGuard},
+    time::Duration,
+};
+
+use tokio::sync::broadcast;
+
+use crate::control::{
+    Answer, Backend, EventFeed, Manual,
+    api::{
+        ApiError, ConfigAction, ConfigView, Event, EventRecord, Health, ManualResult, PauseResult,
+        Paused, Peer, ReloadResult, StatusEnvelope, Timestamp, Window, tests as api_tests,
+    },
+};
+
+/// Answers at once and notes what it was asked.
+pub(crate) struct Fake {
+    asked: Mutex<Vec<String>>,
+    pub(crate) health: Mutex<Health>,
+    pub(crate) kept: Mutex<Vec<Arc<EventRecord>>>,
+    pub(crate) publisher: broadcast::Sender<Arc<EventRecord>>,
+}
+
+impl Fake {
+    pub(crate) fn new() -> Arc<Self> {
+        Arc::new(Self {
+            asked: Mutex::default(),
+            health: Mutex::new(Health {
+                alive: true,
+                ready: true,
+                reason: "enforcing".to_owned(),
+            }),
+            kept: Mutex::default(),
+            publisher: broadcast::channel(16).0,
+        })
+    }
+
+    fn note(&self, what: String) {
+        self.asked.lock().unwrap().push(what);
+    }
+
+    pub(crate) fn asked(&self) -> MutexGuard<'_, Vec<String>> {
+        self.asked.lock().unwrap()
+    }
+}
+
+fn ready<T: Send + 'static>(result: Result<T, ApiError>) -> Answer<T> {
+    Box::pin(std::future::ready(result))
+}
+
+impl Backend for Fake {
+    fn status(&self, destination: Option<String>) -> Answer<StatusEnvelope> {
+        self.note(format!("status {destination:?}"));
+        let mut worse = api_tests::row("10.0.0.9:80");
+        worse.failures.refused = 3;
+        ready(match destination.as_deref() {
+            None => Ok(api_tests::envelope(vec![
+                api_tests::row("10.0.0.5:5432"),
+                worse,
+            ])),
+            Some("10.0.0.5:5432") => Ok(api_tests::envelope(vec![api_tests::row("10.0.0.5:5432")])),
+            Some("nonsense") => Err(ApiError::BadRequest("nonsense: no port".to_owned())),
+            Some("hang:1") => return Box::pin(std::future::pending()),
+            Some(_) => Ok(api_tests::envelope(Vec::new())),
+        })
+    }
+
+    fn manual(
+        &self,
+        destination: String,
+        workload: Option<String>,
+        action: Manual,
+        by: Peer,
+    ) -> Answer<ManualResult> {
+        assert_eq!(by.uid, rustix::process::getuid().as_raw());
+        assert_eq!(by.pid, Some(std::process::id() as i32));
+        self.note(format!("{destination} {workload:?} {action:?}"));
+        ready(if destination == "10.0.0.53:53" {
+            Err(ApiError::Conflict("10.0.0.53:53 is protected".to_owned()))
+        } else {
+            Ok(ManualResult { rows: 2 })
+        })
+    }
+
+    fn pause(&self, duration: Option<Duration>, by: Peer) -> Answer<PauseResult> {
+        self.note(format!("pause {duration:?}"));
+        ready(Ok(PauseResult {
+            paused: Some(Paused {
+                since: Timestamp::from_unix_ms(0),
+                until: None,
+                by: by.to_string(),
+            }),
+        }))
+    }
+
+    fn resume(&self, _: Peer) -> Answer<PauseResult> {
+        self.note("resume".to_owned());
+        ready(Ok(PauseResult { paused: None }))
+    }
+
+    fn reload(&self, _: Peer) -> Answer<ReloadResult> {
+        self.note("reload".to_owned());
+        ready(Err(ApiError::BadRequest("backstop.toml:3: no".to_owned())))
+    }
+
+    fn config(&self) -> Answer<ConfigView> {
+        ready(Ok(ConfigView {
+            file: None,
+            toml: "mode = \"enforce\"\n".to_owned(),
+            warnings: vec!["w".to_owned()],
+        }))
+    }
+
+    fn events(&self, all: bool) -> EventFeed {
+        self.note(format!("events {all}"));
+        EventFeed {
+            kept: self.kept.lock().unwrap().clone(),
+            coming: self.publisher.subscribe(),
+        }
+    }
+
+    fn metrics(&self) -> Answer<String> {
+        ready(Ok("# HELP x y\n".to_owned()))
+    }
+
+    fn health(&self) -> Health {
+        self.health.lock().unwrap().clone()
+    }
+}
+
+pub(crate) fn started(message: &str) -> Arc<EventRecord> {
+    Arc::new(EventRecord {
+        time: Timestamp::from_unix_ms(0),
+        event: Event::Config {
+            action: ConfigAction::Started,
+            message: message.to_owned(),
+            by: None,
+        },
+    })
+}
+
+pub(crate) fn failure() -> Arc<EventRecord> {
+    Arc::new(EventRecord {
+        time: Timestamp::from_unix_ms(0),
+        event: Event::Failure {
+            destination: "d".to_owned(),
+            workload: "w".to_owned(),
+            netns: None,
+            window: Window::Connects,
+            outcome: "refused".to_owned(),
+            seq: 1,
+            previous_call_time: None,
+            generation: 0,
+            latency_us: 1,
+        },
+    })
+}

@@ -1,0 +1,360 @@
+//! A kernel, its clients and a destination on a virtual clock, around a real engine.
+//!
+//! The kernel does what the hooks do: it reads the packed verdict, claims and returns probe slots
+//! in the packed word, writes outcomes of the current generation into the real ring of calls, and
+//! sends events, of which some are lost, repeated or late.
+
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BinaryHeap};
+
+use agent_common::Verdict;
+use agent_common::verdict::{
+    STATE_FORCED_OPEN, STATE_HALF_OPEN, STATE_OPEN, pack_probe_slots, unpack_probe_slots,
+};
+
+use super::super::*;
+
+/// How the destination answers a SYN.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Answer {
+    Established,
+    Refused,
+    Silence,
+}
+
+/// From when to when the destination answers otherwise than established.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Outage {
+    pub(super) from: Nanos,
+    pub(super) to: Nanos,
+    pub(super) answer: Answer,
+}
+
+pub(super) struct Plan {
+    pub(super) settings: BreakerSettings,
+    pub(super) clients: u32,
+    /// Pause of a client between two connects.
+    pub(super) pause: Nanos,
+    pub(super) outages: Vec<Outage>,
+    /// Percent of kernel events and dial answers that are lost.
+    pub(super) lost: u64,
+    /// Percent that come twice.
+    pub(super) twice: u64,
+    /// Percent of connects that a client abandons before an answer.
+    pub(super) abandoned: u64,
+    pub(super) seed: u64,
+}
+
+const CONNECT_TIMEOUT: Nanos = Nanos::from_secs(2);
+const ROUND_TRIP: Nanos = Nanos::from_millis(1);
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Happening {
+    Connect { client: u32 },
+    Outcome { client: u32, stamp: Stamp, end: End },
+    Heard(News),
+    DialAnswer { success: bool },
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct Stamp {
+    generation: u32,
+    probe: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum End {
+    Established,
+    Failed,
+    Abandoned,
+}
+
+/// An event in the ring buffer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum News {
+    Failure,
+    ProbeStarted { generation: u32 },
+    ProbeEnded { generation: u32, end: End },
+}
+
+/// SYNs of one half-open verdict.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Round {
+    pub(super) syns: u32,
+    pub(super) abandoned: u32,
+}
+
+pub(super) struct World {
+    plan: Plan,
+    pub(super) now: Nanos,
+    queue: BinaryHeap<Reverse<(Nanos, u64, Happening)>>,
+    order: u64,
+    random: u64,
+    engine: Engine,
+    out: Vec<Action>,
+    // the row
+    verdict: u64,
+    verdict_until: Nanos,
+    slots: u64,
+    probe_limit: u32,
+    ring: Ring,
+    // what was seen
+    pub(super) rounds: BTreeMap<u32, Round>,
+    pub(super) transitions: Vec<(Nanos, State, State, Reason)>,
+    pub(super) dials: Vec<Nanos>,
+    /// SYNs that met no answer or a refusal.
+    pub(super) bad_syns: u64,
+    pub(super) refused: Vec<Nanos>,
+}
+
+impl World {
+    pub(super) fn new(plan: Plan) -> Self {
+        let mut world = Self {
+            now: Nanos::ZERO,
+            queue: BinaryHeap::new(),
+            order: 0,
+            random: plan.seed,
+            engine: Engine::new(plan.seed),
+            out: Vec::new(),
+            verdict: 0,
+            verdict_until: Nanos::ZERO,
+            slots: 0,
+            probe_limit: 0,
+            ring: Ring::new(),
+            rounds: BTreeMap::new(),
+            transitions: Vec::new(),
+            dials: Vec::new(),
+            bad_syns: 0,
+            refused: Vec::new(),
+            plan,
+        };
+        for client in 0..world.plan.clients {
+            let at = Nanos(world.draw(world.plan.pause.0));
+            world.schedule(at, Happening::Connect { client });
+        }
+        world
+    }
+
+    pub(super) fn state(&self) -> State {
+        self.engine
+            .view(ROW, self.now)
+            .map_or(State::Closed, |view| view.state)
+    }
+
+    pub(super) fn run_until(&mut self, end: Nanos) {
+        loop {
+            let happening = self.queue.peek().map(|Reverse((at, ..))| *at);
+            let deadline = self.engine.next_deadline();
+            let Some(at) = [happening, deadline].into_iter().flatten().min() else {
+                break;
+            };
+            if at > end {
+                break;
+            }
+            self.now = self.now.max(at);
+            if happening == Some(at) {
+                if let Some(Reverse((_, _, happening))) = self.queue.pop() {
+                    self.happen(happening);
+                }
+            } else {
+                self.engine.handle(Event::Deadline, self.now, &mut self.out);
+                self.apply();
+            }
+        }
+        self.now = end;
+    }
+
+    /// Uniform below `end` (xorshift; 0 when `end` is 0).
+    fn draw(&mut self, end: u64) -> u64 {
+        self.random ^= self.random << 13;
+        self.random ^= self.random >> 7;
+        self.random ^= self.random << 17;
+        self.random % end.max(1)
+    }
+
+    fn chance(&mut self, percent: u64) -> bool {
+        self.draw(100) < percent
+    }
+
+    fn schedule(&mut self, at: Nanos, happening: Happening) {
+        self.order += 1;
+        self.queue.push(Reverse((at, self.order, happening)));
+    }
+
+    fn answer(&self) -> Answer {
+        self.plan
+            .outages
+            .iter()
+            .find(|outage| outage.from <= self.now && self.now < outage.to)
+            .map_or(Answer::Established, |outage| outage.answer)
+    }
+
+    // --- kernel and clients
+
+    fn happen(&mut self, happening: Happening) {
+        match happening {
+            Happening::Connect { client } => self.connect(client),
+            Happening::Outcome { client, stamp, end } => self.outcome(client, stamp, end),
+            Happening::Heard(news) => self.hear(news),
+            Happening::DialAnswer { success } => {
+                let event = Event::DialEnded {
+                    target: target(1),
+                    success,
+                };
+                self.engine.handle(event, self.now, &mut self.out);
+                self.apply();
+            }
+        }
+    }
+
+    fn connect(&mut self, client: u32) {
+        let verdict = Verdict::unpack(self.verdict);
+        let mut stamp = Stamp {
+            generation: verdict.generation,
+            probe: false,
+        };
+        let in_force = self.now < self.verdict_until;
+        let refuse = match verdict.state {
+            STATE_OPEN | STATE_FORCED_OPEN => in_force,
+            STATE_HALF_OPEN if in_force => {
+                let (generation, taken) = unpack_probe_slots(self.slots);
+                stamp.probe = generation == verdict.generation && taken < self.probe_limit;
+                if stamp.probe {
+                    self.slots = pack_probe_slots(generation, taken + 1);
+                    self.rounds.entry(generation).or_default().syns += 1;
+                    self.tell(News::ProbeStarted { generation });
+                }
+                !stamp.probe
+            }
+            _ => false,
+        };
+        if refuse {
+            self.refused.push(self.now);
+            return self.again(client);
+        }
+        let answer = self.answer();
+        if answer != Answer::Established {
+            self.bad_syns += 1;
+        }
+        let (end, after) = match answer {
+            _ if self.chance(self.plan.abandoned) => (End::Abandoned, ROUND_TRIP),
+            Answer::Established => (End::Established, ROUND_TRIP),
+            Answer::Refused => (End::Failed, ROUND_TRIP),
+            Answer::Silence => (End::Failed, CONNECT_TIMEOUT),
+        };
+        self.schedule(self.now + after, Happening::Outcome { client, stamp, end });
+    }
+
+    fn outcome(&mut self, client: u32, stamp: Stamp, end: End) {
+        self.again(client);
+        let current = stamp.generation == Verdict::unpack(self.verdict).generation;
+        if end == End::Abandoned {
+            let (generation, taken) = unpack_probe_slots(self.slots);
+            if stamp.probe {
+                self.rounds.entry(stamp.generation).or_default().abandoned += 1;
+                if generation == stamp.generation {
+                    self.slots = pack_probe_slots(generation, taken - 1);
+                }
+            }
+        } else if current {
+            self.ring.push(self.now, end == End::Failed);
+            if end == End::Failed {
+                self.tell(News::Failure);
+            }
+        }
+        if stamp.probe {
+            self.tell(News::ProbeEnded {
+                generation: stamp.generation,
+                end,
+            });
+        }
+    }
+
+    fn again(&mut self, client: u32) {
+        let pause = self.plan.pause;
+        let at = self.now + pause.half() + Nanos(self.draw(pause.0));
+        self.schedule(at, Happening::Connect { client });
+    }
+
+    fn tell(&mut self, news: News) {
+        if self.chance(self.plan.lost) {
+            return;
+        }
+        let soon = Nanos(10_000 + self.draw(100_000));
+        self.schedule(self.now + soon, Happening::Heard(news));
+        if self.chance(self.plan.twice) {
+            let later = Nanos(self.draw(100_000_000));
+            self.schedule(self.now + later, Happening::Heard(news));
+        }
+    }
+
+    // --- the shell
+
+    fn hear(&mut self, news: News) {
+        let last_seq = self.ring.last_seq;
+        if !self.engine.contains(ROW) {
+            let event = Event::Configure {
+                row: ROW,
+                target: target(1),
+                settings: Arc::new(self.plan.settings.clone()),
+                generation: Verdict::unpack(self.verdict).generation,
+            };
+            self.engine.handle(event, self.now, &mut self.out);
+        }
+        let event = match news {
+            News::Failure => Event::Calls {
+                row: ROW,
+                last_seq,
+                window: &self.ring.window,
+            },
+            News::ProbeStarted { generation } => Event::ProbeStarted {
+                row: ROW,
+                generation,
+            },
+            News::ProbeEnded { generation, end } => Event::ProbeEnded {
+                row: ROW,
+                generation,
+                outcome: match end {
+                    End::Established => ProbeOutcome::Success,
+                    End::Failed => ProbeOutcome::Failure,
+                    End::Abandoned => ProbeOutcome::Returned,
+                },
+                last_seq,
+            },
+        };
+        self.engine.handle(event, self.now, &mut self.out);
+        self.apply();
+    }
+
+    fn apply(&mut self) {
+        for action in std::mem::take(&mut self.out) {
+            match action {
+                Action::SetVerdict {
+                    verdict,
+                    until,
+                    probe_limit,
+                    ..
+                } => {
+                    self.slots = pack_probe_slots(verdict.generation, 0);
+                    self.probe_limit = probe_limit;
+                    self.verdict_until = until;
+                    self.verdict = verdict.pack();
+                }
+                Action::Transition {
+                    from, to, reason, ..
+                } => self.transitions.push((self.now, from, to, reason)),
+                Action::Dial { .. } => {
+                    self.dials.push(self.now);
+                    let (success, after) = match self.answer() {
+                        Answer::Established => (true, ROUND_TRIP),
+                        Answer::Refused => (false, ROUND_TRIP),
+                        Answer::Silence => (false, CONNECT_TIMEOUT),
+                    };
+                    if !self.chance(self.plan.lost) {
+                        self.schedule(self.now + after, Happening::DialAnswer { success });
+                    }
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,257 @@
+//! Checks the real binary on whatever kernel this runs: load, attach, refuse, time out, detach.
+//!
+//! `vmcheck BACKSTOP` expects all of that to work; `vmcheck BACKSTOP --expect-unsupported` expects
+//! `backstop run` to end with exit code 4 and one sentence. Needs nothing but a cgroup v2 mount and
+//! loopback, so that a virtual machine with nothing else will do. Run by `cargo xtask vm`.
+#![expect(clippy::print_stdout, reason = "its output is its result")]
+
+use std::{
+    fs,
+    io::{BufRead as _, BufReader},
+    net::{SocketAddr, TcpListener, TcpStream},
+    os::unix::process::CommandExt as _,
+    path::{Path, PathBuf},
+    process::{Child, Command, ExitCode, Stdio},
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context as _, Result, bail, ensure};
+
+/// A guest without hardware virtualisation is slow: connects may end this much late.
+const LATE: Duration = Duration::from_millis(150);
+
+fn main() -> ExitCode {
+    let args: Vec<String> = std::env::args().collect();
+    let result = match args.iter().map(String::as_str).collect::<Vec<_>>()[1..] {
+        ["connect", address] => connect(address),
+        [backstop] => supported(Path::new(backstop)),
+        [backstop, "--expect-unsupported"] => unsupported(Path::new(backstop)),
+        _ => Err(anyhow::anyhow!(
+            "usage: vmcheck BACKSTOP [--expect-unsupported]"
+        )),
+    };
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            println!("vmcheck: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// The client: connects once and prints errno and milliseconds.
+fn connect(address: &str) -> Result<()> {
+    let address: SocketAddr = address.parse().context("parse the address")?;
+    let begin = Instant::now();
+    let errno = match TcpStream::connect(address) {
+        Ok(_) => 0,
+        Err(error) => error.raw_os_error().unwrap_or(-1),
+    };
+    println!("{errno} {}", begin.elapsed().as_millis());
+    Ok(())
+}
+
+fn unsupported(backstop: &Path) -> Result<()> {
+    let output = Command::new(backstop)
+        .args([
+            "run",
+            "--listen",
+            "none",
+            "--state-dir",
+            "/tmp/vmcheck-state",
+        ])
+        .args(["--socket", "/tmp/vmcheck.sock"])
+        .output()
+        .with_context(|| format!("run {}", backstop.display()))?;
+    let said = String::from_utf8_lossy(&output.stderr);
+    println!("{}", said.trim());
+    ensure!(
+        output.status.code() == Some(4),
+        "exit code {:?}, want 4",
+        output.status.code()
+    );
+    ensure!(output.stdout.is_empty(), "it said something on stdout");
+    let lines = said
+        .lines()
+        .filter(|line| line.starts_with("backstop: "))
+        .count();
+    ensure!(lines == 1, "want one sentence");
+    Ok(())
+}
+
+fn supported(backstop: &Path) -> Result<()> {
+    let check = Check::start(backstop)?;
+    check.refusal()?;
+    check.timeout()?;
+    check.end()
+}
+
+struct Check {
+    backstop: PathBuf,
+    cgroup: PathBuf,
+    agent: Child,
+}
+
+const SOCKET: &str = "/tmp/vmcheck.sock";
+const CONFIG: &str =
+    "[defaults.timeouts]\nconnect = \"700ms\"\n[defaults.breaker]\nredial = false\n";
+
+impl Check {
+    fn start(backstop: &Path) -> Result<Self> {
+        let mounts = fs::read_to_string("/proc/self/mountinfo").context("read the mount table")?;
+        let mount = mounts
+            .lines()
+            .filter(|line| line.contains(" - cgroup2 "))
+            .find_map(|line| line.split(' ').nth(4))
+            .context("find a cgroup v2 mount")?;
+        let cgroup = Path::new(mount).join(format!("vmcheck-{}", std::process::id()));
+        fs::create_dir(&cgroup).with_context(|| format!("make {}", cgroup.display()))?;
+        fs::write("/tmp/vmcheck.toml", CONFIG).context("write the configuration")?;
+        let mut agent = Command::new(backstop)
+            .args([
+                "run",
+                "--listen",
+                "none",
+                "--state-dir",
+                "/tmp/vmcheck-state",
+            ])
+            .args([
+                "--socket",
+                SOCKET,
+                "--config",
+                "/tmp/vmcheck.toml",
+                "--cgroup",
+            ])
+            .arg(&cgroup)
+            .stdout(Stdio::piped())
+            .spawn()
+            .with_context(|| format!("run {}", backstop.display()))?;
+        let mut line = String::new();
+        let stdout = agent.stdout.take().context("read the agent's stdout")?;
+        BufReader::new(stdout)
+            .read_line(&mut line)
+            .context("wait for the agent")?;
+        println!("{}", line.trim());
+        let check = Self {
+            backstop: backstop.to_owned(),
+            cgroup,
+            agent,
+        };
+        ensure!(line.starts_with("ready "), "the agent did not get ready");
+        Ok(check)
+    }
+
+    /// Runs the client in the cgroup: errno and time.
+    fn client(&self, address: SocketAddr) -> Result<(i32, Duration)> {
+        let procs = self.cgroup.join("cgroup.procs");
+        let mut command = Command::new("/proc/self/exe");
+        command.args(["connect", &address.to_string()]);
+        // SAFETY: the child only writes a file before it runs the program.
+        unsafe { command.pre_exec(move || fs::write(&procs, std::process::id().to_string())) };
+        let output = command.output().context("run the client")?;
+        let text = String::from_utf8_lossy(&output.stdout).into_owned();
+        let mut words = text.split_whitespace();
+        let mut number = || words.next().and_then(|word| word.parse::<i64>().ok());
+        match (number(), number()) {
+            (Some(errno), Some(ms)) => Ok((errno as i32, Duration::from_millis(ms as u64))),
+            _ => bail!("the client said {text:?}"),
+        }
+    }
+
+    fn status(&self, address: SocketAddr) -> Result<serde_json::Value> {
+        let output = Command::new(&self.backstop)
+            .args(["status", &address.to_string(), "--json", "--socket", SOCKET])
+            .output()
+            .context("ask for the status")?;
+        let envelope: serde_json::Value =
+            serde_json::from_slice(&output.stdout).context("read the status")?;
+        Ok(envelope["destinations"][0].clone())
+    }
+
+    /// Five real refusals, then one by Backstop.
+    fn refusal(&self) -> Result<()> {
+        let address = TcpListener::bind("127.0.0.1:0")?.local_addr()?;
+        for i in 0..6 {
+            let (errno, _) = self.client(address)?;
+            ensure!(errno == libc::ECONNREFUSED, "connect {i}: errno {errno}");
+        }
+        let row = self.status(address)?;
+        ensure!(row["state"] == "open", "the breaker is {}", row["state"]);
+        ensure!(
+            row["failures"]["refused"] == 5,
+            "failures {}",
+            row["failures"]
+        );
+        ensure!(
+            row["rejected"]["breaker"] == 1,
+            "rejected {}",
+            row["rejected"]
+        );
+        println!("refused: 5 by the network, 1 by the breaker");
+        Ok(())
+    }
+
+    /// A listener whose queue is full lets SYNs go unanswered.
+    fn timeout(&self) -> Result<()> {
+        // SAFETY: plain system calls on a socket of our own.
+        let listener = TcpListener::bind("127.0.0.1:0")?;
+        let address = listener.local_addr()?;
+        {
+            use std::os::fd::AsRawFd as _;
+            // SAFETY: the descriptor is open.
+            let result = unsafe { libc::listen(listener.as_raw_fd(), 0) };
+            ensure!(result == 0, "listen again with a backlog of 0");
+        }
+        let mut queued = Vec::new();
+        while let Ok(stream) = TcpStream::connect_timeout(&address, Duration::from_millis(300)) {
+            queued.push(stream);
+            ensure!(
+                queued.len() < 10,
+                "the queue of a backlog of 0 does not fill"
+            );
+        }
+        let (errno, took) = self.client(address)?;
+        println!(
+            "timeout of 700 ms: errno {errno} after {} ms",
+            took.as_millis()
+        );
+        ensure!(errno == libc::ETIMEDOUT, "errno {errno}, want ETIMEDOUT");
+        let wanted = Duration::from_millis(700);
+        ensure!(
+            took >= wanted - Duration::from_millis(5) && took <= wanted + LATE,
+            "took {took:?}"
+        );
+        let row = self.status(address)?;
+        ensure!(
+            row["failures"]["connect_timeout"] == 1,
+            "failures {}",
+            row["failures"]
+        );
+        ensure!(row["in_flight"] == 0, "in_flight {}", row["in_flight"]);
+        Ok(())
+    }
+
+    fn end(mut self) -> Result<()> {
+        // SAFETY: our own child, not waited for yet.
+        unsafe { libc::kill(self.agent.id() as i32, libc::SIGTERM) };
+        let status = self.agent.wait().context("wait for the agent")?;
+        ensure!(status.code() == Some(0), "the agent ended with {status}");
+        let address = TcpListener::bind("127.0.0.1:0")?.local_addr()?;
+        for _ in 0..7 {
+            ensure!(
+                self.client(address)?.0 == libc::ECONNREFUSED,
+                "after the stop"
+            );
+        }
+        println!("stopped");
+        Ok(())
+    }
+}
+
+impl Drop for Check {
+    fn drop(&mut self) {
+        let _ = self.agent.kill();
+        let _ = self.agent.wait();
+        let _ = fs::remove_dir(&self.cgroup);
+    }
+}
