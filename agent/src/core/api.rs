@@ -43,11 +43,12 @@ impl From<&DestinationKey> for DialTarget {
 /// How a probe ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ProbeOutcome {
-    /// Established.
+    /// Established. Its slot stays taken until the next verdict.
     Success,
-    /// A failure of the destination.
+    /// A failure of the destination. Its slot stays taken until the next verdict.
     Failure,
-    /// Abandoned, or never sent: says nothing, and the kernel has given its slot back already.
+    /// Abandoned, or never sent: says nothing, and the kernel has given its slot back already. Only
+    /// for these does it do so.
     Returned,
 }
 

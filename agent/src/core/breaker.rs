@@ -1,7 +1,7 @@
 //! One breaker.
 //!
 //! ```text
-//!            window trips                    cooldown ends, or a redial is answered
+//!            window trips             cooldown ends, or a redial is answered (and believed)
 //!   Closed ───────────────► Open ─────────────────────────────────────────► HalfOpen ─┐ next round
 //!     ▲                      ▲                                                │  │ ▲  │ (all slots
 //!     │                      └──────────────── a probe fails ─────────────────┘  │ └──┘ used, or
@@ -27,10 +27,23 @@
 //!
 //! Counters of the row (attempts, failures, ...) are the kernel's and are never touched.
 //!
-//! *Leases.* Probe slots are claimed by the kernel, and news of them may be lost. A half-open round
-//! therefore ends when nothing was heard for a lease, and after four leases in any case: then a
-//! fresh half-open verdict frees all slots. Successes count on across rounds, else a destination
-//! that is called less often than once a lease would never close.
+//! *Misleading redials.* A dial of the agent may be answered where connects of programs still fail
+//! (a firewall rule for their cgroup, a source address that the destination refuses). Then each dial
+//! would cost a program a connect, twice a second, and no cooldown would ever apply. So the breaker
+//! counts the redials whose half-open state ended in a failed probe, and after the k-th of them
+//! ignores answered dials for 500 ms * 2^k from the failure: 1 s, 2 s, 4 s and so on. When a probe
+//! that the cooldown admitted fails, that time begins anew, uncounted: else the next dial would cost
+//! a second probe per cooldown. The cooldown runs regardless and admits its probe in any case, so no
+//! redial is ignored for longer than that, and a target that misleads for ever costs one probe per
+//! cooldown in the long run. Closing, by a reset as well, forgets the count. Dials go on as
+//! scheduled, since other rows may share them; the first one answered after that time is acted upon.
+//!
+//! *Leases.* Probe slots are claimed by the kernel, and news of them may be lost. The kernel itself
+//! gives a slot back only for a probe that said nothing ([`ProbeOutcome::Returned`]); one that
+//! succeeded or failed keeps its slot until the next verdict. A half-open round therefore ends when
+//! successes have used all slots, when nothing was heard for a lease, and after four leases in any
+//! case: then a fresh half-open verdict frees all slots. Successes count on across rounds, else a
+//! destination that is called less often than once a lease would never close.
 
 use std::sync::Arc;
 
@@ -51,6 +64,10 @@ const ROUND_LEASES: u64 = 4;
 
 /// Jitter of a cooldown after a failed probe.
 const COOLDOWN_JITTER_PERCENT: u64 = 10;
+
+/// After a failed probe, answered redials are ignored for this long, doubled for each misleading
+/// one so far. It is the first interval between dials, so the first misleading dial costs about two.
+const DISTRUST: Nanos = Nanos::from_millis(500);
 
 /// What a step needs beside the breaker.
 pub(super) struct Step<'a> {
@@ -78,6 +95,12 @@ pub(super) struct Breaker {
     successes: u32,
     /// HalfOpen: slots of this round whose probes succeeded.
     used: u32,
+    /// HalfOpen: whether a redial led here, not the cooldown.
+    by_redial: bool,
+    /// Redials that led to a failed probe, since it was last closed.
+    misled: u32,
+    /// Open: redials answered before this are ignored. Zero unless `misled`.
+    distrust_until: Nanos,
     /// HalfOpen: when this round began.
     round_since: Nanos,
     /// HalfOpen: last news of a probe (or the round's begin). Closed: last time that something
@@ -112,6 +135,9 @@ impl Breaker {
             decay_at: Nanos::ZERO,
             successes: 0,
             used: 0,
+            by_redial: false,
+            misled: 0,
+            distrust_until: Nanos::ZERO,
             round_since: Nanos::ZERO,
             heard: now,
             outage_since: Nanos::ZERO,
@@ -297,6 +323,13 @@ impl Breaker {
                     .rng
                     .jitter(self.cooldown, COOLDOWN_JITTER_PERCENT)
                     .min(self.settings.cooldown_cap());
+                if self.by_redial {
+                    self.misled = self.misled.saturating_add(1);
+                }
+                if self.misled > 0 {
+                    let distrust = DISTRUST.times(1 << self.misled.min(63));
+                    self.distrust_until = step.now + distrust;
+                }
                 let reason = Reason::probe_failed(self.reason.window);
                 self.open(cooldown, reason, step);
             }
@@ -305,10 +338,10 @@ impl Breaker {
         }
     }
 
-    /// A dial of the agent was answered.
+    /// A dial of the agent was answered. Ignored for a while after misleading ones.
     pub(super) fn redial_answered(&mut self, step: &mut Step<'_>) {
-        if self.wants_redial() {
-            self.half_open(step);
+        if self.wants_redial() && step.now >= self.distrust_until {
+            self.half_open(true, step);
         }
     }
 
@@ -341,7 +374,7 @@ impl Breaker {
                     self.decay_at = self.decay_at + self.cooldown;
                 }
             }
-            State::Open if step.now >= self.until => self.half_open(step),
+            State::Open if step.now >= self.until => self.half_open(false, step),
             State::HalfOpen if step.now >= self.lease_end() => self.begin_round(step),
             State::ForcedOpen | State::ForcedClosed if step.now >= self.until => {
                 self.close(None, step);
@@ -358,7 +391,8 @@ impl Breaker {
         self.enter(State::Open, reason, self.until + VERDICT_SLACK, step);
     }
 
-    fn half_open(&mut self, step: &mut Step<'_>) {
+    fn half_open(&mut self, by_redial: bool, step: &mut Step<'_>) {
+        self.by_redial = by_redial;
         self.successes = 0;
         let opened_for = self.reason;
         let verdict_until = self.start_round(step.now);
@@ -391,6 +425,8 @@ impl Breaker {
     fn close(&mut self, last_seq: Option<u64>, step: &mut Step<'_>) {
         self.empty_window(last_seq, step.now);
         self.successes = 0;
+        self.misled = 0;
+        self.distrust_until = Nanos::ZERO;
         self.decay_at = step.now + self.cooldown;
         self.enter(State::Closed, Reason::NONE, Nanos::ZERO, step);
     }

@@ -4,6 +4,7 @@
 //! first minute since the outage began, every 2 s until ten minutes, then every 4 s, each wait
 //! jittered by 20 %. One dial per target is in flight at a time; the node as a whole dials at most
 //! [`MAX_DIALS_PER_SECOND`]. What is due beyond that waits in the order in which it became due.
+//! Whether a row acts on an answer is its breaker's affair: the schedule is the same for all.
 
 use std::collections::{BTreeSet, HashMap};
 
@@ -117,6 +118,11 @@ impl Redial {
         if let Some(schedule) = self.schedules.get(&target) {
             out.extend(&schedule.rows);
         }
+    }
+
+    /// One of the rows that wait for a target.
+    pub(super) fn a_row(&self, target: DialTarget) -> Option<u32> {
+        self.schedules.get(&target)?.rows.first().copied()
     }
 
     /// Writes off what never reported and dials what is due, as far as the limit allows; at most

@@ -159,7 +159,7 @@ fn log(record: &EventRecord) {
                 ReasonKind::None => String::new(),
                 ReasonKind::Manual => " by an operator".to_owned(),
                 kind => format!(
-                    ": {kind} of {} is {}, at least {}",
+                    ": {kind} of {} is {} (threshold {})",
                     reason.window, reason.value, reason.threshold
                 ),
             };

@@ -32,7 +32,7 @@ impl<T: Pod> Mapped<T> {
     pub fn new(fd: impl AsFd, entries: u32) -> std::io::Result<Self> {
         // The kernel rounds each value up to 8 bytes; all our types are multiples of 8.
         assert!(
-            size_of::<T>() % 8 == 0,
+            size_of::<T>().is_multiple_of(8),
             "a mapped type must be a multiple of 8 bytes"
         );
         let bytes = size_of::<T>() * entries as usize;

@@ -2,6 +2,7 @@
 
 mod ends;
 mod evaluate;
+mod misleading;
 mod model;
 mod ops;
 mod random;
@@ -126,7 +127,11 @@ impl One {
 
     /// Time passes; deadlines are met on the way, dials fail.
     fn pass(&mut self, time: Nanos) {
-        let end = self.now + time;
+        self.pass_until(self.now + time, false, |_| false);
+    }
+
+    /// Time passes as in [`One::pass`], with dials `answered` or not, until `end` or until `done`.
+    fn pass_until(&mut self, end: Nanos, answered: bool, done: impl Fn(&Self) -> bool) {
         while let Some(at) = self.engine.next_deadline()
             && at <= end
         {
@@ -137,7 +142,10 @@ impl One {
                 .iter()
                 .any(|action| matches!(action, Action::Dial { .. }));
             if dialled {
-                self.dial_ended(false);
+                self.dial_ended(answered);
+            }
+            if done(self) {
+                return;
             }
         }
         self.now = end;

@@ -21,6 +21,11 @@ pub(super) struct ModelRow {
     settings: Arc<BreakerSettings>,
     highest_seq: u64,
     floor_at: Nanos,
+    /// A redial, not the cooldown, made it half-open.
+    opened_by_redial: bool,
+    /// Redials since closing after which a probe failed.
+    misleading_redials: i32,
+    last_failed_probe: Nanos,
     successes_in_a_row: u32,
     successes_in_round: u32,
     round_began: Nanos,
@@ -39,6 +44,13 @@ impl ModelRow {
         self.state == State::Open && self.settings.redial
     }
 
+    /// Whether an answered redial is believed now.
+    fn trusts_redials(&self, now: Nanos) -> bool {
+        let seconds = 0.5 * 2f64.powi(self.misleading_redials);
+        self.misleading_redials == 0
+            || (now - self.last_failed_probe).0 as f64 >= seconds * 1_000_000_000.0
+    }
+
     fn go(&mut self, state: State) {
         self.state = state;
         self.generation = self.generation.wrapping_add(1);
@@ -48,6 +60,7 @@ impl ModelRow {
         self.go(State::Closed);
         self.empty(now, time_floor);
         self.healthy_period_began = now;
+        self.misleading_redials = 0;
     }
 
     fn empty(&mut self, now: Nanos, time_floor: bool) {
@@ -63,7 +76,8 @@ impl ModelRow {
         self.last_news = now;
     }
 
-    fn half_open(&mut self, now: Nanos) {
+    fn half_open(&mut self, by_redial: bool, now: Nanos) {
+        self.opened_by_redial = by_redial;
         self.successes_in_a_row = 0;
         self.new_round(now);
     }
@@ -81,7 +95,7 @@ impl ModelRow {
                     // The next period is as long as the cooldown is then.
                 }
             }
-            State::Open if now >= self.until => self.half_open(now),
+            State::Open if now >= self.until => self.half_open(false, now),
             State::HalfOpen
                 if now >= self.last_news + lease || now >= self.round_began + lease.times(4) =>
             {
@@ -163,6 +177,8 @@ impl ModelRow {
                 let cap = self.settings.cooldown.max(self.settings.cooldown_max);
                 self.cooldown = self.cooldown.times(2).min(cap);
                 self.go(State::Open);
+                self.misleading_redials += i32::from(self.opened_by_redial);
+                self.last_failed_probe = now;
                 let tenth = Nanos(self.cooldown.0 / 10);
                 self.until_range = Some((
                     now + (self.cooldown - tenth),
@@ -229,6 +245,9 @@ impl Model {
                 settings: settings.clone(),
                 highest_seq: 0,
                 floor_at: Nanos::ZERO,
+                opened_by_redial: false,
+                misleading_redials: 0,
+                last_failed_probe: Nanos::ZERO,
                 successes_in_a_row: 0,
                 successes_in_round: 0,
                 round_began: Nanos::ZERO,
@@ -243,8 +262,8 @@ impl Model {
         for known in self.rows.values_mut() {
             if known.target == target && known.waits_for_redial() {
                 known.time(now);
-                if known.waits_for_redial() {
-                    known.half_open(now);
+                if known.waits_for_redial() && known.trusts_redials(now) {
+                    known.half_open(true, now);
                 }
             }
         }

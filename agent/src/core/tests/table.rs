@@ -20,6 +20,8 @@ enum Kind {
     ProbeFailedLate,
     ProbeReturned,
     DialAnswered,
+    DialAnsweredAfterMisleading,
+    DialAnsweredMuchLater,
     DialFailed,
     Trip,
     HoldClosed,
@@ -45,7 +47,12 @@ fn kinds_of(event: &Event<'_>) -> &'static [Kind] {
             ProbeFailedLate,
             ProbeReturned,
         ],
-        Event::DialEnded { .. } => &[DialAnswered, DialFailed],
+        Event::DialEnded { .. } => &[
+            DialAnswered,
+            DialAnsweredAfterMisleading,
+            DialAnsweredMuchLater,
+            DialFailed,
+        ],
         Event::Trip { .. } => &[Trip],
         Event::HoldClosed { .. } => &[HoldClosed],
         Event::Reset { .. } => &[Reset],
@@ -54,7 +61,7 @@ fn kinds_of(event: &Event<'_>) -> &'static [Kind] {
     }
 }
 
-const KINDS: [Kind; 20] = [
+const KINDS: [Kind; 22] = [
     ConfiguredAgain,
     ConfiguredOff,
     CallsHealthy,
@@ -68,6 +75,8 @@ const KINDS: [Kind; 20] = [
     ProbeFailedLate,
     ProbeReturned,
     DialAnswered,
+    DialAnsweredAfterMisleading,
+    DialAnsweredMuchLater,
     DialFailed,
     Trip,
     HoldClosed,
@@ -102,6 +111,9 @@ fn next(kind: Kind) -> [Option<State>; State::ALL.len()] {
         ProbeFailedLate  => [C,     O,    H,    FO,   FC],
         ProbeReturned    => [C,     O,    H,    FO,   FC],
         DialAnswered     => [C,     H,    H,    FO,   FC],
+        // A probe fails first, so that from HalfOpen the dial before it was misleading.
+        DialAnsweredAfterMisleading => [C, H, O, FO, FC],
+        DialAnsweredMuchLater       => [C, H, H, FO, FC],
         DialFailed       => [C,     O,    H,    FO,   FC],
         Trip             => [FO,    FO,   FO,   FO,   FO],
         HoldClosed       => [FC,    FC,   FC,   FC,   FC],
@@ -159,6 +171,15 @@ fn send(one: &mut One, kind: Kind) {
             target: target(1),
             success: kind == DialAnswered,
         },
+        DialAnsweredAfterMisleading | DialAnsweredMuchLater => {
+            one.handle(ended(generation, ProbeOutcome::Failure));
+            let much_later = kind == DialAnsweredMuchLater;
+            one.now = one.now + secs(1) - Nanos(u64::from(!much_later));
+            Event::DialEnded {
+                target: target(1),
+                success: true,
+            }
+        }
         Trip => Event::Trip {
             row: ROW,
             until,

@@ -121,6 +121,51 @@ fn silence_opens_after_the_connect_timeout_and_probes_wait_for_theirs() {
 }
 
 #[test]
+fn a_target_that_answers_only_the_agent_costs_a_probe_per_cooldown() {
+    let mut plan = crowd(BreakerSettings::default(), refusing(10, 7210));
+    plan.clients = 20;
+    plan.outages[0].answer = Answer::Misleading;
+    let mut world = World::new(plan);
+    // While trust runs out: after 1, 2, 4, ... 256 s.
+    world.run_until(secs(610));
+    assert!(world.bad_syns < 20, "{} SYNs were refused", world.bad_syns);
+    let before = world.rounds.len();
+    world.run_until(secs(7210));
+    // 6,600 s, with cooldowns of 270 to 300 s.
+    let probes = world.rounds.len() - before;
+    assert!((20..=25).contains(&probes), "{probes} probes");
+    assert!(world.dials.len() > 1600, "dials go on as ever");
+    assert_eq!(world.state(), State::Open);
+    // The next probe, at the cooldown's end at the latest, finds it well.
+    world.run_until(secs(7211 + 300));
+    assert_eq!(world.state(), State::Closed);
+    let refused = world.refused.len();
+    world.run_until(secs(7600));
+    assert_eq!(world.refused.len(), refused);
+}
+
+#[test]
+fn a_restart_that_misleads_once_ends_soon_after() {
+    for seed in 1..=20 {
+        let mut plan = crowd(BreakerSettings::default(), refusing(10, 12));
+        plan.seed = seed;
+        // Shorter than the first time of distrust, longer than the wait between dials.
+        let good = secs(12) + millis(700);
+        plan.outages.push(Outage {
+            from: secs(12),
+            to: good,
+            answer: Answer::Misleading,
+        });
+        let mut world = World::new(plan);
+        world.run_until(good);
+        assert_eq!(world.rounds.len(), 1, "seed {seed}: one probe was misled");
+        // Distrust ends 1 s after the failure, the next dial is at most 600 ms later.
+        world.run_until(good + millis(1_700));
+        assert_eq!(world.state(), State::Closed, "{:?}", world.transitions);
+    }
+}
+
+#[test]
 fn rare_failures_never_open() {
     // Now and then a few connects of 2,000 a second fail: neither a run nor a rate.
     let mut plan = crowd(BreakerSettings::default(), refusing(0, 0));
@@ -138,7 +183,11 @@ fn rare_failures_never_open() {
 }
 
 fn outages() -> impl Strategy<Value = Vec<Outage>> {
-    let answer = prop_oneof![Just(Answer::Refused), Just(Answer::Silence)];
+    let answer = prop_oneof![
+        Just(Answer::Refused),
+        Just(Answer::Silence),
+        Just(Answer::Misleading)
+    ];
     prop::collection::vec((1u64..60_000, 1u64..60_000, answer), 1..4).prop_map(|parts| {
         let mut at = Nanos::ZERO;
         let outage = |(pause, length, answer)| {

@@ -14,12 +14,14 @@ use agent_common::verdict::{
 
 use super::super::*;
 
-/// How the destination answers a SYN.
+/// How the destination answers a SYN, of a program or of the agent's dial.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Answer {
     Established,
     Refused,
     Silence,
+    /// The agent is answered, programs are refused.
+    Misleading,
 }
 
 /// From when to when the destination answers otherwise than established.
@@ -239,7 +241,7 @@ impl World {
         let (end, after) = match answer {
             _ if self.chance(self.plan.abandoned) => (End::Abandoned, ROUND_TRIP),
             Answer::Established => (End::Established, ROUND_TRIP),
-            Answer::Refused => (End::Failed, ROUND_TRIP),
+            Answer::Refused | Answer::Misleading => (End::Failed, ROUND_TRIP),
             Answer::Silence => (End::Failed, CONNECT_TIMEOUT),
         };
         self.schedule(self.now + after, Happening::Outcome { client, stamp, end });
@@ -346,7 +348,7 @@ impl World {
                 Action::Dial { .. } => {
                     self.dials.push(self.now);
                     let (success, after) = match self.answer() {
-                        Answer::Established => (true, ROUND_TRIP),
+                        Answer::Established | Answer::Misleading => (true, ROUND_TRIP),
                         Answer::Refused => (false, ROUND_TRIP),
                         Answer::Silence => (false, CONNECT_TIMEOUT),
                     };
