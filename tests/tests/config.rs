@@ -174,20 +174,18 @@ fn the_interface_reloads() {
     agent.home().write_config(&with_timeout(3_000));
     assert_eq!(agent.request("POST", "/v1/reload").status, 200);
     assert!(
-        agent
-            .request("GET", "/v1/config")
-            .body
-            .contains("connect = \"3s\"")
+        in_force(&agent).contains("connect = \"3s\""),
+        "{}",
+        in_force(&agent)
     );
     agent.home().write_config("window = 3\n");
     let refused = agent.request("POST", "/v1/reload");
     assert_eq!(refused.status, 400, "{}", refused.body);
     assert!(refused.body.contains("window"), "{}", refused.body);
     assert!(
-        agent
-            .request("GET", "/v1/config")
-            .body
-            .contains("connect = \"3s\"")
+        in_force(&agent).contains("connect = \"3s\""),
+        "{}",
+        in_force(&agent)
     );
 }
 

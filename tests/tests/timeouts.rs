@@ -5,7 +5,7 @@ use std::{net::SocketAddr, time::Duration};
 use tests::{
     agent::{Agent, assert_balanced},
     cgroup::TestCgroup,
-    dialer::{Dialer, How},
+    dialer::{Dialed, Dialer, How},
     net::TestNet,
     server::Server,
 };
@@ -18,6 +18,22 @@ const TIMEOUTS_MS: [u64; 5] = [100, 300, 1_000, 2_000, 5_000];
 /// How late a timeout may be: 20 ms and 1 %.
 fn tolerance(timeout: Duration) -> Duration {
     Duration::from_millis(20) + timeout / 100
+}
+
+/// Ended by its timeout, at the right time. The kernel reckons in whole milliseconds of its own
+/// clock, so that an end may come a part of one early.
+#[track_caller]
+fn assert_on_time(end: &Dialed, timeout: Duration, what: impl std::fmt::Display) {
+    assert_eq!(end.errno, libc::ETIMEDOUT, "{what}: {end:?}");
+    assert!(
+        end.elapsed + Duration::from_millis(1) > timeout,
+        "{what} ends early: {end:?}"
+    );
+    let late = end.elapsed.saturating_sub(timeout);
+    assert!(
+        late <= tolerance(timeout),
+        "{what} is late by {late:?} of {timeout:?}"
+    );
 }
 
 /// A policy for each blackhole. The breaker is off: this is about time alone.
@@ -49,13 +65,7 @@ fn every_timeout_is_exact(how: How) {
     }
     for (to, timeout, dialer) in &mut running {
         let end = dialer.dialed();
-        assert_eq!(end.errno, libc::ETIMEDOUT, "{to} {end:?}");
-        assert!(end.elapsed >= *timeout, "{to} ends early: {end:?}");
-        let late = end.elapsed - *timeout;
-        assert!(
-            late <= tolerance(*timeout),
-            "{to} is late by {late:?} of {timeout:?}"
-        );
+        assert_on_time(&end, *timeout, &*to);
         assert_eq!(end.user_timeout, 0, "the option is given back: {to}");
         let row = agent.row(&to.to_string());
         assert_eq!(row["failures"]["connect_timeout"], 1, "{row:#}");
@@ -100,11 +110,7 @@ fn a_hundred_connects_end_on_time() {
     let mut dialer = Dialer::start(DIAL, &group, &net.client);
     let timeout = Duration::from_millis(300);
     for end in dialer.burst(to, 100) {
-        assert_eq!(end.errno, libc::ETIMEDOUT, "{end:?}");
-        assert!(
-            end.elapsed >= timeout && end.elapsed - timeout <= tolerance(timeout),
-            "{end:?}"
-        );
+        assert_on_time(&end, timeout, to);
     }
     let row = agent.row(&to.to_string());
     assert_eq!(
@@ -139,10 +145,7 @@ fn the_programs_stricter_timeout_wins() {
             (libc::ETIMEDOUT, 150),
             "{end:?}"
         );
-        assert!(
-            end.elapsed >= own && end.elapsed - own <= tolerance(own),
-            "{end:?}"
-        );
+        assert_on_time(&end, own, "the own timeout");
     }
     let row = agent.row("10.77.0.100:80");
     assert_eq!(row["failures"]["connect_timeout"], 2, "{row:#}");
@@ -166,10 +169,7 @@ fn the_programs_looser_timeout_comes_back() {
         (libc::ETIMEDOUT, 30_000),
         "{end:?}"
     );
-    assert!(
-        end.elapsed >= timeout && end.elapsed - timeout <= tolerance(timeout),
-        "{end:?}"
-    );
+    assert_on_time(&end, timeout, "the policy");
 }
 
 /// While connecting the option is ours, afterwards the program reads what it had set.
