@@ -40,6 +40,7 @@ impl Lab {
     pub fn enter(binary: PathBuf) -> Result<Self> {
         let mount = cgroup_mount()?;
         sweep(&mount);
+        sweep(&std::env::temp_dir());
         let id = std::process::id();
         let top = Cgroup::make(mount.join(format!("{PREFIX}{id}")))?;
         let with = Cgroup::make(top.path.join("with"))?;
@@ -70,19 +71,22 @@ fn cgroup_mount() -> Result<PathBuf> {
         .context("no cgroup v2 is mounted: mount -t cgroup2 none /sys/fs/cgroup")
 }
 
-/// Removes the empty cgroups of runs that were killed.
-fn sweep(mount: &Path) {
-    for entry in fs::read_dir(mount).into_iter().flatten().flatten() {
+/// Removes the cgroups and files of runs that were killed.
+fn sweep(folder: &Path) {
+    for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
         let name = entry.file_name();
         let id = name.to_str().and_then(|name| name.strip_prefix(PREFIX));
         let Some(id) = id else { continue };
         if Path::new("/proc").join(id).exists() {
             continue;
         }
+        // Cgroups are removed as folders; the files in them are the kernel's.
         for child in fs::read_dir(entry.path()).into_iter().flatten().flatten() {
             let _ = fs::remove_dir(child.path());
         }
-        let _ = fs::remove_dir(entry.path());
+        if fs::remove_dir(entry.path()).is_err() {
+            let _ = fs::remove_dir_all(entry.path());
+        }
     }
 }
 
@@ -279,7 +283,21 @@ fn prepare(running: Running) -> io::Result<()> {
     Ok(())
 }
 
-/// Processors of this machine.
-pub fn processors() -> usize {
-    std::thread::available_parallelism().map_or(1, usize::from)
+/// Numbers of the processors that this process may run on, at least one.
+pub fn processors() -> Vec<usize> {
+    // SAFETY: all zero is an empty set; the kernel writes no more than its size.
+    let set = unsafe {
+        let mut set: libc::cpu_set_t = std::mem::zeroed();
+        libc::sched_getaffinity(0, size_of_val(&set), &raw mut set);
+        set
+    };
+    // SAFETY: below the size of the set.
+    let is_allowed = |cpu: &usize| unsafe { libc::CPU_ISSET(*cpu, &set) };
+    let allowed: Vec<usize> = (0..libc::CPU_SETSIZE as usize).filter(is_allowed).collect();
+    if allowed.is_empty() { vec![0] } else { allowed }
+}
+
+/// The processor of the load; what it talks to has the first one.
+pub fn last_processor() -> Option<usize> {
+    processors().last().copied()
 }

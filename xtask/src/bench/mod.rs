@@ -106,7 +106,7 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode> {
     drop(lab);
     if arguments.json {
         println!("{}", report.json());
-    } else {
+    } else if !report.is_empty() {
         print!("{}", report.table());
     }
     for failure in &failures {

@@ -98,6 +98,11 @@ impl Report {
         self.parts.push((part.to_owned(), figures));
     }
 
+    /// Whether nothing was measured.
+    pub fn is_empty(&self) -> bool {
+        self.parts.is_empty()
+    }
+
     /// How many figures miss their target.
     pub fn missed(&self) -> usize {
         let figures = self.parts.iter().flat_map(|(_, figures)| figures);

@@ -48,7 +48,7 @@ pub fn measure(lab: &Lab) -> Result<Vec<Figure>> {
 /// One load process with an agent on its cgroup, two without.
 pub fn loads(lab: &Lab) -> Result<Vec<Load>> {
     let running = Running {
-        cpu: Some(lab::processors() - 1),
+        cpu: lab::last_processor(),
         first: true,
         real_time: true,
     };

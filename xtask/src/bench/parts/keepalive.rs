@@ -107,7 +107,7 @@ fn nginx(lab: &Lab) -> Result<Guarded> {
         .arg(&file);
     command.stdin(Stdio::null());
     let running = Running {
-        cpu: Some(0),
+        cpu: lab::processors().first().copied(),
         first: true,
         real_time: false,
     };
@@ -139,7 +139,7 @@ fn wrk(cgroup: &Path) -> Result<Guarded> {
     // SAFETY: only system calls between fork and exec.
     unsafe { command.pre_exec(move || join(&procs)) };
     let running = Running {
-        cpu: Some(lab::processors() - 1),
+        cpu: lab::last_processor(),
         first: true,
         real_time: false,
     };

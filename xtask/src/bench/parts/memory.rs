@@ -41,38 +41,30 @@ pub fn measure(lab: &Lab) -> Result<Vec<Figure>> {
     );
     let pid = agent.pid();
     settle(pid)?;
-    let usage = usage::memory(pid)?;
     let maps = bpf::map_memory(pid)? as f64;
-    let own = (usage.resident - usage.mapped) as f64;
+    let own = || usage::memory(pid).map(|memory| (memory.resident - memory.mapped) as f64);
+    let (idle, heap) = (own()?, usage::memory(pid)?.anonymous as f64);
     let metrics = agent.metrics()?;
     let kept = metrics.value("backstop_destinations")?;
-    agent.command(&["status", "--json"])?;
     settle(pid)?;
-    let asked = usage::memory(pid)?;
+    let scraped = own()?;
+    let status = agent.command(&["status", "--json"])?;
+    settle(pid)?;
+    let asked = own()?;
+    let mib = |what: &str, bytes: f64| Figure::new(what, bytes / MIB, "MiB");
     Ok(vec![
-        Figure::new(
-            "agent and maps, 50,000 destinations",
-            (own + maps) / MIB,
-            "MiB",
-        )
-        .target(Target::AtMost(96.0))
-        .note(format!(
-            "{kept:.0} kept, each with a success and a failure; mapped arrays counted once"
-        )),
-        Figure::new("agent, without mapped arrays", own / MIB, "MiB").note(format!(
-            "of that {:.1} MiB heap and stacks",
-            usage.anonymous as f64 / MIB
-        )),
-        Figure::new("maps", maps / MIB, "MiB"),
-        Figure::new(
-            "agent and maps, after a scrape and a status",
-            ((asked.resident - asked.mapped) as f64 + maps) / MIB,
-            "MiB",
-        )
-        .note(format!(
-            "a page of metrics of {:.0} MiB",
-            metrics.len() as f64 / MIB
-        )),
+        mib("agent and maps, 50,000 destinations", idle + maps)
+            .target(Target::AtMost(96.0))
+            .note(format!(
+                "{kept:.0} kept, each with a success and a failure; mapped arrays counted once"
+            )),
+        mib("agent, without mapped arrays", idle)
+            .note(format!("{:.1} MiB of it heap and stacks", heap / MIB)),
+        mib("maps", maps),
+        mib("agent and maps, after a scrape", scraped + maps)
+            .note(format!("{:.0} MiB of text", metrics.len() as f64 / MIB)),
+        mib("agent and maps, after status --json", asked + maps)
+            .note(format!("{:.0} MiB of text", status.len() as f64 / MIB)),
     ])
 }
 

@@ -22,7 +22,7 @@ const CONNECTS: u32 = 512;
 /// When agent or load cannot be started, or the kernel keeps no statistics.
 pub fn measure(lab: &Lab) -> Result<Vec<Figure>> {
     let running = Running {
-        cpu: Some(lab::processors() - 1),
+        cpu: lab::last_processor(),
         first: true,
         real_time: true,
     };

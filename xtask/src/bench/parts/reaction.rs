@@ -5,6 +5,8 @@
 //! once each. The bounds of the targets are bounds of the histogram, so whether they hold is exact;
 //! the percentiles between bounds are interpolated.
 
+use std::time::Instant;
+
 use anyhow::{Result, ensure};
 
 use crate::bench::{
@@ -45,7 +47,7 @@ pub fn measure(lab: &Lab) -> Result<Vec<Figure>> {
             load.begin(&format!("spin {LOAD_MS}"))?;
             Ok(load)
         };
-        (0..lab::processors()).map(spin).collect()
+        lab::processors().into_iter().map(spin).collect()
     })?);
     Ok(figures)
 }
@@ -63,9 +65,13 @@ fn situation(
     )?;
     let mut load = Load::start(&lab.with, Running::default())?;
     let background = background()?;
+    let begun = Instant::now();
     load.order(&format!("trips 0 {TRIPS} {GAP_US} {CLOSED_PORT}"))?;
+    let seconds = begun.elapsed().as_secs_f64();
+    let metrics = agent.metrics()?;
     drop(background);
-    let buckets = agent.metrics()?.buckets(NAME);
+    let established = metrics.sum("backstop_established_total", "destination=");
+    let buckets = metrics.buckets(NAME);
     let count = buckets.last().map_or(0.0, |(_, count)| *count);
     ensure!(
         count >= f64::from(TRIPS) * 0.99,
@@ -88,7 +94,9 @@ fn situation(
         )
         .target(Target::AtMost(target_ms))
         .note(format!(
-            "{count:.0} trips, {within:.2} % of them within {target_ms} ms"
+            "{count:.0} trips, {within:.2} % of them within {target_ms} ms; beside them {:.0} \
+             connects/s",
+            established / seconds
         )),
     ])
 }
