@@ -146,6 +146,17 @@ impl Engine {
         })
     }
 
+    /// One of the rows that a dial of this target is for, so that the shell can find out from where
+    /// to dial; `None` when no row waits any more.
+    pub fn row_waiting_for(&self, target: DialTarget) -> Option<RowId> {
+        let index = self.redial.a_row(target)?;
+        let slot = self.breakers.get(&index)?;
+        Some(RowId {
+            index,
+            incarnation: slot.incarnation,
+        })
+    }
+
     /// Whether the row has a breaker in memory. If not, [`Event::Configure`] has to come first.
     pub fn contains(&self, row: RowId) -> bool {
         self.slot(row).is_some()

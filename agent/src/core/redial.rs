@@ -120,6 +120,11 @@ impl Redial {
         }
     }
 
+    /// One of the rows that wait for a target.
+    pub(super) fn a_row(&self, target: DialTarget) -> Option<u32> {
+        self.schedules.get(&target)?.rows.first().copied()
+    }
+
     /// Writes off what never reported and dials what is due, as far as the limit allows; at most
     /// `budget` of both.
     pub(super) fn run(

@@ -44,6 +44,9 @@ use crate::{
     policy::{self, Config, Destination, DestinationArg},
 };
 
+/// Rounds of eviction in one turn of the loop, when destinations come faster than one can clear.
+const EVICTION_ROUNDS: u32 = 4;
+
 /// A manual state that waits for destinations or workloads not seen yet.
 struct Standing {
     destination: DestinationArg,
@@ -236,7 +239,7 @@ impl Node {
             return;
         }
         let destination = Destination::from_key(&row.key);
-        let workload = self.names.name(row.key.cgroup_id);
+        let workload = self.names.name(row.key.cgroup_id, row.last_pid);
         let settings = self.plan.settings_for(&destination, &workload);
         if settings != row.settings {
             self.table.set_settings(id, settings);
@@ -435,9 +438,9 @@ impl Node {
                 id.index != OTHER_ROW
                     && !self.hidden.contains(&row.key.cgroup_id)
                     && Destination::from_key(&row.key) == *address
-                    && workload
-                        .as_ref()
-                        .is_none_or(|wanted| self.names.name(row.key.cgroup_id) == *wanted)
+                    && workload.as_ref().is_none_or(|wanted| {
+                        self.names.name(row.key.cgroup_id, row.last_pid) == *wanted
+                    })
             })
             .map(|(id, _)| id)
             .collect();
@@ -632,7 +635,7 @@ impl Node {
             if self.hidden.contains(&row.key.cgroup_id) {
                 continue;
             }
-            let workload = self.names.name(row.key.cgroup_id);
+            let workload = self.names.name(row.key.cgroup_id, row.last_pid);
             let settings = self
                 .plan
                 .settings_for(&Destination::from_key(&row.key), &workload);
@@ -747,19 +750,25 @@ impl Node {
 
     async fn evict(&mut self) -> Result<()> {
         self.evictions.drain(&mut self.kernel)?;
-        let candidates = self.evictions.candidates(&self.table);
-        if candidates.is_empty() {
-            return Ok(());
-        }
-        let (reply, answer) = oneshot::channel();
-        // The event thread keeps those that are open or forced.
-        self.commander.send(Command::Forget(candidates, reply));
-        let mut rows = answer.await.context("the event thread has ended")?;
-        rows.truncate(Evictions::step(&self.table));
-        self.evictions.give_up(&mut self.kernel, &rows)?;
-        for row in &rows {
-            self.reported.remove(row);
-            self.tally.forget(*row);
+        for _ in 0..EVICTION_ROUNDS {
+            let candidates = self.evictions.candidates(&self.table);
+            if candidates.is_empty() {
+                break;
+            }
+            let (reply, answer) = oneshot::channel();
+            let most = Evictions::step(&self.table);
+            // The event thread keeps those that are open or forced.
+            self.commander
+                .send(Command::Forget(candidates, most, reply));
+            let rows = answer.await.context("the event thread has ended")?;
+            if rows.is_empty() {
+                break;
+            }
+            self.evictions.give_up(&mut self.kernel, &rows)?;
+            for row in &rows {
+                self.reported.remove(row);
+                self.tally.forget(*row);
+            }
         }
         Ok(())
     }

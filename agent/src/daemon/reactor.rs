@@ -5,7 +5,6 @@
 //! and counted, verdicts are not.
 
 use std::{
-    collections::HashMap,
     os::fd::OwnedFd,
     sync::{
         Arc,
@@ -16,9 +15,10 @@ use std::{
 };
 
 use agent_common::{
-    Event as KernelEvent, EventKind, OTHER_ROW,
+    Event as KernelEvent, EventKind, OTHER_ROW, Verdict,
     event::{OUTCOME_ABANDONED, OUTCOME_ESTABLISHED, OUTCOME_LOCAL},
     row::ROW_PROTECTED,
+    verdict::{STATE_FORCED_CLOSED, STATE_FORCED_OPEN},
 };
 use anyhow::{Context as _, Result};
 use aya::maps::{MapData, RingBuf};
@@ -51,8 +51,8 @@ pub enum Command {
     Manual(Vec<RowId>, Order),
     /// Every breaker in memory, with its window; all others are closed.
     Views(oneshot::Sender<Views>),
-    /// Give these rows up if they may be; answers with those that were.
-    Forget(Vec<RowId>, oneshot::Sender<Vec<RowId>>),
+    /// Give up at most so many of these rows, those that may be; answers with those that were.
+    Forget(Vec<RowId>, usize, oneshot::Sender<Vec<RowId>>),
     /// A redial ended.
     DialEnded(DialTarget, bool),
     /// End the thread.
@@ -152,7 +152,6 @@ impl Reactor {
             reaction: Arc::clone(&reaction),
             dropped: Arc::clone(&dropped),
             actions: Vec::with_capacity(64),
-            dial_rows: HashMap::new(),
             lost,
             raised_at: Nanos(0),
         };
@@ -212,8 +211,6 @@ struct Worker {
     reaction: Arc<Reaction>,
     dropped: Arc<AtomicU64>,
     actions: Vec<Action>,
-    /// A row of each dial target, for its namespace and a live process.
-    dial_rows: HashMap<DialTarget, RowId>,
     lost: u64,
     raised_at: Nanos,
 }
@@ -367,15 +364,25 @@ impl Worker {
             return false;
         }
         let target = DialTarget::from(&row.key);
-        self.dial_rows.insert(target, id);
         let settings = Arc::clone(self.plan.breaker(row.settings.policy));
-        let generation = agent_common::Verdict::unpack(row.verdict).generation;
+        let verdict = Verdict::unpack(row.verdict);
+        let generation = verdict.generation;
+        let first = !self.engine.contains(id);
         self.handle(Event::Configure {
             row: id,
             target,
             settings,
             generation,
         });
+        // The kernel makes rows of a destination with a manual state so from the start.
+        let until = Nanos(row.verdict_until_ns);
+        if first && until > clock::now() {
+            match verdict.state {
+                STATE_FORCED_OPEN => self.order(id, Order::Trip(until)),
+                STATE_FORCED_CLOSED => self.order(id, Order::HoldClosed(until)),
+                _ => {}
+            }
+        }
         true
     }
 
@@ -421,9 +428,9 @@ impl Worker {
 
     fn dial(&mut self, target: DialTarget) {
         let row = self
-            .dial_rows
-            .get(&target)
-            .and_then(|id| self.table.owned(*id));
+            .engine
+            .row_waiting_for(target)
+            .and_then(|id| self.table.owned(id));
         let dial = row.map(|row| Dial {
             target,
             netns_inode: row.netns_inode,
@@ -503,11 +510,11 @@ impl Worker {
                         .collect();
                     let _ = reply.send(views);
                 }
-                Command::Forget(mut rows, reply) => {
+                Command::Forget(mut rows, most, reply) => {
                     rows.retain(|row| self.engine.evictable(*row));
+                    rows.truncate(most);
                     for row in &rows {
                         self.handle(Event::Forget { row: *row });
-                        self.dial_rows.retain(|_, of| of != row);
                     }
                     let _ = reply.send(rows);
                 }

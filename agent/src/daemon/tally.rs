@@ -39,8 +39,8 @@ pub struct Subject {
 #[derive(Default)]
 pub struct Tally {
     transitions: HashMap<RowId, Vec<Transition>>,
-    /// Number of the last call that was written down, by row.
-    written: HashMap<RowId, u64>,
+    /// Number of the last call that was written down, by index of the row.
+    written: Vec<u64>,
     last: Option<Nanos>,
     /// Configurations taken over after the start.
     pub reloads_good: u64,
@@ -83,7 +83,7 @@ impl Tally {
     /// Forgets a row.
     pub fn forget(&mut self, row: RowId) {
         self.transitions.remove(&row);
-        self.written.remove(&row);
+        self.set_written(row.index, 0);
     }
 
     /// Writes a failure down, after the good calls before it.
@@ -103,7 +103,7 @@ impl Tally {
         let clock = WallClock::read();
         let now = Nanos(event.at_ns);
         let previous = call(table, row, event.seq - 1, now).map(|call| clock.at(Nanos(call.at_ns)));
-        let seen = self.written.get(&row).copied().unwrap_or(0);
+        let seen = self.written(row.index);
         if event.seq > seen + 1 {
             self.run(
                 journal,
@@ -115,7 +115,7 @@ impl Tally {
                 &subject,
             );
         }
-        self.written.insert(row, event.seq.max(seen));
+        self.set_written(row.index, event.seq.max(seen));
         journal.publish(
             time,
             Event::Failure {
@@ -149,24 +149,47 @@ impl Tally {
     ) {
         self.last = Some(now);
         let mut left = RUNS_AT_A_TIME;
-        for (id, row) in table.used() {
-            let seen = self.written.get(&id).copied().unwrap_or(0);
-            // The last call may still be on its way as a failure: it is left for the next time.
-            let settled = row.connect_calls.saturating_sub(1);
-            let quiet = now.0.saturating_sub(row.last_connect_ns) > CALLS_EVERY.0;
-            let to = if quiet { row.connect_calls } else { settled };
-            if id.index == OTHER_ROW || to <= seen {
+        for index in OTHER_ROW + 1..table.len() {
+            // One word for most rows: those without news.
+            let (calls, _) = table.calls(index);
+            let seen = self.written(index);
+            if calls <= seen {
                 continue;
             }
+            let Some(row) = table.row(index).filter(|row| row.created_ns != 0) else {
+                continue;
+            };
+            // The last call may still be on its way as a failure: it is left for the next time.
+            let quiet = now.0.saturating_sub(row.last_connect_ns) > CALLS_EVERY.0;
+            let to = if quiet { calls } else { calls - 1 };
+            if to <= seen {
+                continue;
+            }
+            let id = RowId {
+                index,
+                incarnation: row.incarnation,
+            };
             if let Some(subject) = subject(id, &row) {
                 self.run(journal, table, id, (seen + 1, to), now, clock, &subject);
-                self.written.insert(id, to);
+                self.set_written(index, to);
             }
             left -= 1;
             if left == 0 {
                 return;
             }
         }
+    }
+
+    fn written(&self, index: u32) -> u64 {
+        self.written.get(index as usize).copied().unwrap_or(0)
+    }
+
+    fn set_written(&mut self, index: u32, seq: u64) {
+        let index = index as usize;
+        if index >= self.written.len() {
+            self.written.resize(index + 1, 0);
+        }
+        self.written[index] = seq;
     }
 
     /// Writes down the good ones among the calls `from` to `to`: failures have lines of their own,

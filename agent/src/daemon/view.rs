@@ -153,7 +153,7 @@ pub fn workload(id: RowId, row: &KernelRow, names: &mut Names) -> String {
     if id.index == OTHER_ROW {
         OTHER.to_owned()
     } else {
-        names.name(row.key.cgroup_id)
+        names.name(row.key.cgroup_id, row.last_pid)
     }
 }
 

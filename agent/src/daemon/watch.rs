@@ -11,6 +11,7 @@ use std::{
 
 use anyhow::{Context as _, Result};
 use inotify::{EventStream, Inotify, WatchMask};
+use tokio::time::Instant;
 use tokio_stream::StreamExt as _;
 
 /// How long the directory must be quiet: a change comes as several events.
@@ -21,6 +22,9 @@ pub struct Watch {
     file: PathBuf,
     events: EventStream<[u8; 4096]>,
     seen: Option<u64>,
+    /// When the directory will have been quiet for long enough after the last event. Kept here,
+    /// because the wait for it may be dropped and begun again at any time.
+    quiet_at: Option<Instant>,
 }
 
 impl Watch {
@@ -50,24 +54,38 @@ impl Watch {
             file: file.to_owned(),
             events,
             seen: digest(file),
+            quiet_at: None,
         })
     }
 
     /// Waits until the file has other contents than before. Cancel safe.
     pub async fn changed(&mut self) {
         loop {
-            if self.events.next().await.is_none() {
-                // The kernel has taken the watch away (the directory is gone): SIGHUP remains.
-                std::future::pending::<()>().await;
-            }
-            while let Ok(Some(_)) = tokio::time::timeout(QUIET, self.events.next()).await {}
-            let now = digest(&self.file);
-            // A file that is gone for a moment is being replaced.
-            if now.is_some() && now != self.seen {
-                self.seen = now;
-                return;
+            let quiet_at = self.quiet_at;
+            tokio::select! {
+                event = self.events.next() => match event {
+                    Some(_) => self.quiet_at = Some(Instant::now() + QUIET),
+                    // The kernel has taken the watch away (the directory is gone): SIGHUP remains.
+                    None => std::future::pending::<()>().await,
+                },
+                () = until(quiet_at) => {
+                    self.quiet_at = None;
+                    let now = digest(&self.file);
+                    // A file that is gone for a moment is being replaced.
+                    if now.is_some() && now != self.seen {
+                        self.seen = now;
+                        return;
+                    }
+                }
             }
         }
+    }
+}
+
+async fn until(at: Option<Instant>) {
+    match at {
+        Some(at) => tokio::time::sleep_until(at).await,
+        None => std::future::pending().await,
     }
 }
 
@@ -101,7 +119,11 @@ mod tests {
 
         fs::write(dir.path().join("fresh"), "other").unwrap();
         fs::rename(dir.path().join("fresh"), &file).unwrap();
-        watch.changed().await;
+        // As in the select loop, where other things happen all the time.
+        while tokio::time::timeout(QUIET / 4, watch.changed())
+            .await
+            .is_err()
+        {}
         assert_eq!(fs::read_to_string(&file).unwrap(), "other");
     }
 }

@@ -5,6 +5,7 @@ use std::{
     fs,
     os::unix::fs::MetadataExt as _,
     path::{Path, PathBuf},
+    time::{Duration, Instant},
 };
 
 use super::support::Unsupported;
@@ -65,7 +66,11 @@ fn unescape(text: &str) -> String {
 pub struct Names {
     mount: PathBuf,
     known: HashMap<u64, String>,
+    scanned: Option<Instant>,
 }
+
+/// A look at the whole tree is not repeated sooner than this, however many cgroups come and go.
+const SCAN_EVERY: Duration = Duration::from_secs(1);
 
 impl Names {
     /// For the hierarchy mounted there.
@@ -73,21 +78,38 @@ impl Names {
         Self {
             mount,
             known: HashMap::new(),
+            scanned: None,
         }
     }
 
-    /// Path below the mount without leading slash (`/` for the root). A cgroup that is gone keeps
-    /// the name it had; one never seen is `cgroup:ID`.
-    pub fn name(&mut self, id: u64) -> String {
+    /// Path below the mount without leading slash (`/` for the root). `pid` is a process that was
+    /// in it. A cgroup that is gone keeps the name it had; one never seen is `cgroup:ID`.
+    pub fn name(&mut self, id: u64, pid: u32) -> String {
         if let Some(name) = self.known.get(&id) {
             return name.clone();
         }
+        if let Some(name) = self.of_process(pid, id) {
+            return self.known.entry(id).or_insert(name).clone();
+        }
+        if self.scanned.is_some_and(|at| at.elapsed() < SCAN_EVERY) {
+            return format!("cgroup:{id}");
+        }
         self.scan();
-        // Remembered even if not found: the id is never used again, and scanning is not cheap.
+        self.scanned = Some(Instant::now());
+        // Remembered even if not found: the id is never used again.
         self.known
             .entry(id)
             .or_insert_with(|| format!("cgroup:{id}"))
             .clone()
+    }
+
+    /// The name by way of a process, if that is (still) in the cgroup, and if our view of the
+    /// hierarchy is the same as the kernel's (not so in a cgroup namespace).
+    fn of_process(&self, pid: u32, id: u64) -> Option<String> {
+        let text = fs::read_to_string(format!("/proc/{pid}/cgroup")).ok()?;
+        let path = text.lines().find_map(|line| line.strip_prefix("0::/"))?;
+        let path = self.mount.join(path);
+        (fs::metadata(&path).ok()?.ino() == id).then(|| relative(&self.mount, &path))
     }
 
     /// Drops names of cgroups that no row belongs to.
@@ -153,12 +175,13 @@ mod tests {
         let inode = |path: &str| fs::metadata(tree.path().join(path)).unwrap().ino();
         let mut names = Names::new(tree.path().to_owned());
         assert_eq!(
-            names.name(inode("system.slice/billing.service")),
+            names.name(inode("system.slice/billing.service"), 0),
             "system.slice/billing.service"
         );
-        assert_eq!(names.name(inode("")), "/");
-        assert_eq!(names.name(u64::MAX), format!("cgroup:{}", u64::MAX));
+        assert_eq!(names.name(inode(""), 0), "/");
+        assert_eq!(names.name(u64::MAX, 0), format!("cgroup:{}", u64::MAX));
         fs::create_dir(tree.path().join("new")).unwrap();
-        assert_eq!(names.name(inode("new")), "new");
+        names.scanned = None;
+        assert_eq!(names.name(inode("new"), 0), "new");
     }
 }

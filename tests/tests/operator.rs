@@ -1,0 +1,475 @@
+//! What an operator sees and does: status, manual states, exit codes, the listener.
+
+use std::{
+    collections::BTreeSet,
+    net::SocketAddr,
+    time::{Duration, Instant},
+};
+
+use serde_json::{Value, json};
+use tests::{
+    agent::{Agent, AgentOptions, Home, binary},
+    cgroup::TestCgroup,
+    dialer::{Dialer, How},
+    need,
+    net::TestNet,
+    process::Program,
+    server::Server,
+};
+
+const DIAL: &str = env!("CARGO_BIN_EXE_dial");
+const TO: SocketAddr = TestNet::server4(8080);
+const DESTINATION: &str = "10.77.0.2:8080";
+const NO_REDIAL: &str = "[defaults.breaker]\nredial = false\n";
+
+/// The contract's example of `status --json`.
+const CONTRACT: &str = r#"{"version":"0.1.0","mode":"enforce","uptime_ms":1,"lost_events":0,"destinations":[{
+ "destination":"10.0.0.5:5432","workload":"system.slice/billing.service","name":null,"netns":null,"policy":"default",
+ "state":"closed","state_age_ms":1,
+ "reason":{"window":"connects","kind":"failure_rate","value":0.6,"threshold":0.5},
+ "next_probe_in_ms":null,"generation":3,"next_redial_in_ms":null,"bypassed_for_safety":false,
+ "windows":{"connects":{"calls":20,"failures":12,"failure_rate":0.6,"consecutive":5},
+            "exchanges":{"calls":20,"failures":0,"failure_rate":0.0,"consecutive":0,"slow_calls":0,"slow_call_rate":0.0}},
+ "attempts":0,"established":0,"responses":0,"in_flight":0,"abandoned":0,"stale":0,"local":0,
+ "failures":{"refused":0,"connect_timeout":0,"unreachable":0,"reset":0,"closed_early":0,"hung":0,"gave_up":0,"read_timeout":0,"write_timeout":0,"deadline":0,"status":0,"other":0},
+ "rejected":{"breaker":0,"retry_budget":0,"retry_limit":0,"deadline":0,"limit":0},
+ "would_reject":{"breaker":0,"retry_budget":0,"retry_limit":0,"deadline":0,"limit":0},
+ "held":{"backoff":0,"spin":0},"would_timeout":0,"hung_recovered":0,
+ "retry":{"retries":0,"ratio":0.0,"budget_tokens":0.0,"non_idempotent":0},
+ "connect_latency_us":{"count":0,"p50":0,"p90":0,"p99":0,"p999":0,"max":0},
+ "response_latency_us":{"count":0,"p50":0,"p90":0,"p99":0,"p999":0,"max":0},
+ "timeouts_ms":{"connect":2000,"read":null,"write":null,"deadline":null,"stall":null,"keepalive":null}}]}"#;
+
+/// Every path of keys in a value; the elements of lists count as one.
+fn keys(value: &Value, path: &str, all: &mut BTreeSet<String>) {
+    match value {
+        Value::Object(object) => {
+            for (key, value) in object {
+                let path = format!("{path}.{key}");
+                keys(value, &path, all);
+                all.insert(path);
+            }
+        }
+        Value::Array(list) => list.iter().for_each(|value| keys(value, path, all)),
+        _ => {}
+    }
+}
+
+fn key_set(value: &Value) -> BTreeSet<String> {
+    let mut all = BTreeSet::new();
+    keys(value, "", &mut all);
+    all
+}
+
+/// One closed, one tripped and one half-open destination.
+fn three_rows(net: &TestNet, group: &TestCgroup) -> (Agent, Vec<Server>) {
+    let config = "[defaults.breaker]\nredial = false\ncooldown = \"100ms\"\n";
+    let agent = Agent::start(group, config);
+    let servers = vec![Server::start(&net.server, TO)];
+    let mut dialer = Dialer::start(DIAL, group, &net.client);
+    assert_eq!(dialer.connect(TO).errno, 0);
+    for _ in 0..5 {
+        assert_eq!(
+            dialer.connect(TestNet::server4(8081)).errno,
+            libc::ECONNREFUSED
+        );
+    }
+    agent.command(&["trip", "10.77.0.2:8082"]).good();
+    assert_eq!(
+        dialer.connect(TestNet::server4(8082)).errno,
+        libc::ECONNREFUSED
+    );
+    agent.wait_state("10.77.0.2:8081", "half_open");
+    agent.wait_state("10.77.0.2:8082", "forced_open");
+    (agent, servers)
+}
+
+#[test]
+fn status_has_every_key_of_the_contract() {
+    let (net, group) = (TestNet::new(), TestCgroup::new("keys"));
+    let (agent, _servers) = three_rows(&net, &group);
+    let text = agent.command(&["status", "--json"]).good();
+    let status: Value = serde_json::from_str(&text).expect("JSON");
+    let contract = key_set(&serde_json::from_str(CONTRACT).expect("JSON"));
+    for row in status["destinations"].as_array().expect("a list") {
+        let mut envelope = status.clone();
+        envelope["destinations"] = json!([row]);
+        let have = key_set(&envelope);
+        let missing: Vec<_> = contract.difference(&have).collect();
+        assert!(missing.is_empty(), "{missing:?} missing in {row:#}");
+        // An addition: the pause in force.
+        let more: Vec<_> = have
+            .difference(&contract)
+            .filter(|key| *key != ".paused")
+            .collect();
+        assert!(more.is_empty(), "{more:?} are not in the contract");
+    }
+    let closed = agent.row(DESTINATION);
+    assert_eq!(
+        closed["reason"],
+        json!({"window":"none","kind":"none","value":0.0,"threshold":0.0})
+    );
+    assert_eq!(closed["connect_latency_us"]["count"], 1);
+    assert!(closed["connect_latency_us"]["p50"].is_u64(), "{closed:#}");
+    assert_eq!(closed["response_latency_us"]["p50"], Value::Null);
+    assert_eq!(closed["policy"], "default");
+    assert_eq!(agent.row("10.77.0.2:8082")["reason"]["kind"], "manual");
+
+    let one = agent.command(&["status", DESTINATION, "--json"]).good();
+    let one: Value = serde_json::from_str(&one).expect("JSON");
+    assert_eq!(one["destinations"].as_array().map(Vec::len), Some(1));
+    let none = agent.command(&["status", "10.9.9.9:1", "--json"]);
+    assert_eq!(none.code(), 1, "{none}");
+    let none: Value = serde_json::from_str(&none.stdout).expect("JSON");
+    assert_eq!(none["destinations"], json!([]));
+}
+
+#[test]
+fn the_table_reads_well() {
+    let (net, group) = (
+        TestNet::new(),
+        TestCgroup::new("table-of-a-workload-with-a-long-name"),
+    );
+    let (agent, _servers) = three_rows(&net, &group);
+    let table = agent.command(&["status"]).good();
+    assert!(
+        table.lines().all(|line| line.chars().count() <= 100),
+        "{table}"
+    );
+    assert!(
+        !table.contains('\x1b'),
+        "no colour where there is no terminal"
+    );
+    let at = |port: u16| {
+        let mut lines = table.lines();
+        lines
+            .position(|line| line.starts_with(&format!("10.77.0.2:{port} ")))
+            .expect("a row")
+    };
+    assert!(
+        at(8082) < at(8081) && at(8081) < at(8080),
+        "worst first: {table}"
+    );
+    assert!(
+        table.contains("forced open") && table.contains("half-open"),
+        "{table}"
+    );
+    let details = agent.command(&["status", "10.77.0.2:8081"]).good();
+    assert!(details.contains(&group.workload()), "{details}");
+}
+
+#[test]
+fn a_trip_holds_for_its_time_also_for_the_unseen() {
+    let (net, group) = (TestNet::new(), TestCgroup::new("trip"));
+    let agent = Agent::start(&group, "");
+    let server = Server::start(&net.server, TO);
+    let mut dialer = Dialer::start(DIAL, &group, &net.client);
+    let mut events = agent.follow(&[]);
+    let began = Instant::now();
+    agent
+        .command(&["trip", DESTINATION, "--for", "1500ms"])
+        .good();
+    assert_eq!(
+        dialer.connect(TO).errno,
+        libc::ECONNREFUSED,
+        "the very first connect"
+    );
+    events.wait_breaker(DESTINATION, "forced_open");
+    let row = agent.row(DESTINATION);
+    assert_eq!(
+        (&row["state"], &row["attempts"]),
+        (&"forced_open".into(), &0.into()),
+        "{row:#}"
+    );
+    let took = dialer
+        .until_established(TO, Duration::from_secs(10))
+        .expect("it ends by itself");
+    assert!(
+        began.elapsed() >= Duration::from_millis(1500),
+        "only {took:?}"
+    );
+    server.stop();
+    // A trip of a destination that is known by now.
+    agent.command(&["trip", DESTINATION]).good();
+    agent.wait_state(DESTINATION, "forced_open");
+    agent.command(&["reset", DESTINATION]).good();
+    let row = agent.wait_state(DESTINATION, "closed");
+    assert_eq!(row["windows"]["connects"]["calls"], 0, "{row:#}");
+}
+
+#[test]
+fn a_trip_is_for_one_workload_if_so_said() {
+    let (net, parent) = (TestNet::new(), TestCgroup::new("whom"));
+    let (a, b) = (parent.child("a"), parent.child("b"));
+    let agent = Agent::start(&parent, "");
+    let _server = Server::start(&net.server, TO);
+    let mut one = Dialer::start(DIAL, &a, &net.client);
+    let mut other = Dialer::start(DIAL, &b, &net.client);
+    assert_eq!(one.connect(TO).errno, 0);
+    let state_of = |group: &TestCgroup| {
+        let rows = agent.rows(DESTINATION);
+        let row = rows.iter().find(|row| row["workload"] == group.workload());
+        row.map_or(Value::Null, |row| row["state"].clone())
+    };
+    agent
+        .command(&["trip", DESTINATION, "--workload", &a.workload()])
+        .good();
+    tests::wait::until("the trip", Duration::from_secs(5), || {
+        (state_of(&a) == "forced_open").then_some(())
+    });
+    assert_eq!(one.connect(TO).errno, libc::ECONNREFUSED);
+    assert_eq!(other.connect(TO).errno, 0);
+    assert_eq!(state_of(&b), "closed");
+    agent
+        .command(&["reset", DESTINATION, "--workload", &a.workload()])
+        .good();
+    tests::wait::until("the reset", Duration::from_secs(5), || {
+        (state_of(&a) == "closed").then_some(())
+    });
+    assert_eq!(one.connect(TO).errno, 0);
+}
+
+#[test]
+fn held_closed_passes_whatever_fails() {
+    let (net, group) = (TestNet::new(), TestCgroup::new("hold"));
+    let agent = Agent::start(&group, NO_REDIAL);
+    let mut dialer = Dialer::start(DIAL, &group, &net.client);
+    // Several, none of them seen before: from the very first connect on.
+    for port in 8080..8090 {
+        let to = TestNet::server4(port);
+        let destination = to.to_string();
+        agent.command(&["hold-closed", &destination]).good();
+        for end in dialer.burst(to, 20) {
+            assert_eq!(end.errno, libc::ECONNREFUSED);
+        }
+        let row = agent.wait_state(&destination, "forced_closed");
+        assert_eq!(row["failures"]["refused"], 20, "{row:#}");
+        assert_eq!(row["rejected"]["breaker"], 0, "{row:#}");
+    }
+    agent.command(&["reset", DESTINATION]).good();
+    agent.wait_state(DESTINATION, "closed");
+    for _ in 0..5 {
+        assert_eq!(dialer.connect(TO).errno, libc::ECONNREFUSED);
+    }
+    agent.wait_state(DESTINATION, "open");
+}
+
+#[test]
+fn a_reset_closes_an_open_breaker() {
+    let (net, group) = (TestNet::new(), TestCgroup::new("reset"));
+    let agent = Agent::start(&group, NO_REDIAL);
+    let mut dialer = Dialer::start(DIAL, &group, &net.client);
+    for _ in 0..5 {
+        assert_eq!(dialer.connect(TO).errno, libc::ECONNREFUSED);
+    }
+    agent.wait_state(DESTINATION, "open");
+    let _server = Server::start(&net.server, TO);
+    assert_eq!(dialer.connect(TO).errno, libc::ECONNREFUSED);
+    agent.command(&["reset", DESTINATION]).good();
+    agent.wait_state(DESTINATION, "closed");
+    assert_eq!(dialer.connect(TO).errno, 0);
+}
+
+#[test]
+fn what_is_protected_is_left_alone() {
+    let (net, group) = (TestNet::new(), TestCgroup::new("protected"));
+    let config = format!("{NO_REDIAL}[protected]\ndestinations = [\"10.77.0.0/24\"]\n");
+    let agent = Agent::start(&group, &config);
+    let mut dialer = Dialer::start(DIAL, &group, &net.client);
+    for _ in 0..20 {
+        assert_eq!(dialer.connect(TO).errno, libc::ECONNREFUSED);
+    }
+    let row = agent.row(DESTINATION);
+    assert_eq!(
+        (&row["state"], &row["failures"]["refused"]),
+        (&"closed".into(), &20.into())
+    );
+    dialer.open(
+        SocketAddr::new(TestNet::blackhole4(0), 80),
+        1,
+        How::default(),
+    );
+    assert_eq!(dialer.user_timeouts(), [0]);
+    let trip = agent.command(&["trip", DESTINATION]);
+    assert_eq!(trip.code(), 1, "{trip}");
+    assert!(trip.stderr.contains("protected"), "{trip}");
+}
+
+#[test]
+fn the_listener_tells_and_changes_nothing() {
+    let (net, group) = (TestNet::new(), TestCgroup::new("listener"));
+    let (agent, _servers) = three_rows(&net, &group);
+    assert_eq!(agent.get("/healthz").status, 200);
+    assert_eq!(agent.get("/readyz").status, 200);
+    assert_eq!(agent.get("/v1/destinations").status, 404);
+    let of = |destination: &str, more: &[(&str, &str)]| {
+        let mut labels = vec![
+            format!("destination=\"{destination}\""),
+            format!("workload=\"{}\"", group.workload()),
+            "policy=\"default\"".to_owned(),
+        ];
+        labels.extend(more.iter().map(|(key, value)| format!("{key}=\"{value}\"")));
+        labels
+    };
+    let sick = "10.77.0.2:8081";
+    let tripped = "10.77.0.2:8082";
+    let expected = [
+        ("backstop_attempts_total", of(sick, &[]), 5.0),
+        ("backstop_attempts_total", of(DESTINATION, &[]), 1.0),
+        ("backstop_established_total", of(DESTINATION, &[]), 1.0),
+        (
+            "backstop_failures_total",
+            of(sick, &[("kind", "refused")]),
+            5.0,
+        ),
+        (
+            "backstop_rejected_total",
+            of(tripped, &[("reason", "breaker")]),
+            1.0,
+        ),
+        (
+            "backstop_breaker_state",
+            of(sick, &[("state", "half_open")]),
+            1.0,
+        ),
+        (
+            "backstop_breaker_state",
+            of(sick, &[("state", "open")]),
+            0.0,
+        ),
+        (
+            "backstop_connect_duration_seconds_count",
+            of(DESTINATION, &[]),
+            1.0,
+        ),
+        ("backstop_in_flight", of(sick, &[]), 0.0),
+        (
+            "backstop_breaker_transitions_total",
+            of(
+                sick,
+                &[
+                    ("from", "closed"),
+                    ("to", "open"),
+                    ("reason", "consecutive_failures"),
+                ],
+            ),
+            1.0,
+        ),
+    ];
+    for (name, labels, value) in expected {
+        assert_eq!(
+            agent.metric(name, &labels),
+            Some(value),
+            "{name} {labels:?}"
+        );
+    }
+    assert_eq!(agent.metric("backstop_events_lost_total", &[]), Some(0.0));
+    assert!(agent.metric("backstop_reaction_seconds_count", &[]) >= Some(1.0));
+    for hook in ["connect4", "connect6"] {
+        let hook = format!("hook=\"{hook}\"");
+        assert_eq!(agent.metric("backstop_attached", &[hook]), Some(1.0));
+    }
+}
+
+#[test]
+fn exit_codes_of_the_commands() {
+    let home = Home::new();
+    let run = |args: &[&str]| {
+        Program::new(binary())
+            .arg("--socket")
+            .arg(home.socket())
+            .args(args)
+            .run()
+    };
+    for args in [
+        &["status"][..],
+        &["events"],
+        &["trip", DESTINATION],
+        &["reset", DESTINATION],
+        &["pause"],
+        &["resume"],
+    ] {
+        let finished = run(args);
+        assert_eq!(finished.code(), 3, "{finished}");
+        assert_eq!(finished.stderr.lines().count(), 1, "{finished}");
+    }
+    assert_eq!(run(&["status", "--no-such-flag"]).code(), 2);
+    assert_eq!(run(&["no-such-command"]).code(), 2);
+    assert_eq!(run(&["trip", DESTINATION, "--for", "soon"]).code(), 2);
+
+    let group = TestCgroup::new("codes");
+    let agent = Agent::start(&group, "");
+    for bad in [
+        "10.0.0.5",
+        "10.0.0.5:0",
+        "10.0.0.5:99999",
+        "not a destination",
+    ] {
+        let finished = agent.command(&["trip", bad]);
+        assert_eq!(finished.code(), 2, "{finished}");
+    }
+    assert_eq!(agent.command(&["status"]).code(), 0);
+
+    let missing = AgentOptions::new(&group);
+    let gone = group.path().join("gone");
+    let missing = missing
+        .args(&["--cgroup", gone.to_str().expect("ASCII")])
+        .program()
+        .run();
+    assert_eq!(missing.code(), 2, "{missing}");
+    assert!(missing.stderr.contains("gone"), "{missing}");
+}
+
+/// Without what it needs `run` ends with 4 and one sentence with the remedy.
+#[test]
+fn a_machine_that_lacks_something_is_told_so() {
+    need!("setpriv", "unshare");
+    let home = Home::new();
+    // A copy that anybody may execute: the build may lie in a private home.
+    let copy = tempfile::Builder::new()
+        .prefix("bst-bin-")
+        .tempdir()
+        .expect("a directory");
+    let everybody = std::os::unix::fs::PermissionsExt::from_mode(0o755);
+    std::fs::set_permissions(copy.path(), everybody).expect("open the directory");
+    let program = copy.path().join("backstop");
+    std::fs::copy(binary(), &program).expect("copy the binary");
+    let run = format!(
+        "exec {} --socket {} run --state-dir {} --listen none",
+        program.display(),
+        home.socket().display(),
+        home.path().join("state").display()
+    );
+    let nobody = [
+        "--reuid=65534",
+        "--regid=65534",
+        "--clear-groups",
+        "sh",
+        "-c",
+        &run,
+    ];
+    let no_cgroup = format!("umount -l -a -t cgroup2 && {run}");
+    let no_btf = format!("mount -t tmpfs none /sys/kernel/btf && {run}");
+    let cases = [
+        (Program::new("setpriv").args(nobody), "as root"),
+        (
+            Program::new("unshare").args(["-m", "sh", "-c", &no_cgroup]),
+            "cgroup v2",
+        ),
+        (
+            Program::new("unshare").args(["-m", "sh", "-c", &no_btf]),
+            "CONFIG_DEBUG_INFO_BTF",
+        ),
+    ];
+    for (program, remedy) in cases {
+        let finished = program.run();
+        assert_eq!(finished.code(), 4, "{finished}");
+        assert_eq!(
+            finished.stderr.lines().count(),
+            1,
+            "one sentence: {finished}"
+        );
+        assert!(finished.stderr.contains(remedy), "{finished}");
+        assert_eq!(finished.stdout, "", "no ready line");
+    }
+}
