@@ -83,18 +83,18 @@ pub fn follow(ctx: SockOpsContext) -> u32 {
                     ctx.set_reply((*stamp).syn_timeout_ticks);
                 }
             }
-            RTO_CB => retransmitted(stamp),
+            RTO_CB => retransmitted(&ctx, stamp),
             STATE_CB => {
                 let error = kernel::address_of(sk)
                     .and_then(kernel::socket_error)
                     .unwrap_or(0);
                 let exiting = error == 0 && kernel::current_is_exiting();
-                give_back_timeout(&ctx, stamp);
+                user_timeout::give_back(ctx.as_ptr(), stamp);
                 drop_callbacks(&ctx, stamp);
                 outcome::closed(stamp, bpf_ktime_get_ns(), error, exiting);
             }
             _ => {
-                give_back_timeout(&ctx, stamp);
+                user_timeout::give_back(ctx.as_ptr(), stamp);
                 drop_callbacks(&ctx, stamp);
                 outcome::established(stamp, bpf_ktime_get_ns());
             }
@@ -135,19 +135,6 @@ unsafe fn begin(ctx: &SockOpsContext, stamp: *mut Stamp) {
     }
 }
 
-/// Gives TCP_USER_TIMEOUT back, if the value on the socket is still ours.
-#[inline(always)]
-unsafe fn give_back_timeout(ctx: &SockOpsContext, stamp: *mut Stamp) {
-    // SAFETY: by the caller.
-    unsafe {
-        if (*stamp).flags & STAMP_TIMEOUT_SET != 0
-            && user_timeout::get(ctx.as_ptr()) == Some((*stamp).our_timeout_ms)
-        {
-            user_timeout::set(ctx.as_ptr(), (*stamp).own_timeout_ms);
-        }
-    }
-}
-
 #[inline(always)]
 unsafe fn drop_callbacks(ctx: &SockOpsContext, stamp: *mut Stamp) {
     // SAFETY: by the caller.
@@ -166,7 +153,7 @@ unsafe fn drop_callbacks(ctx: &SockOpsContext, stamp: *mut Stamp) {
 
 /// Observe mode: a SYN is repeated; past the timeout the connect counts as failed at its value.
 #[inline(always)]
-unsafe fn retransmitted(stamp: *mut Stamp) {
+unsafe fn retransmitted(ctx: &SockOpsContext, stamp: *mut Stamp) {
     // SAFETY: by the caller.
     unsafe {
         let limit = u64::from((*stamp).our_timeout_ms) * agent_common::NANOS_PER_MS;
@@ -175,6 +162,8 @@ unsafe fn retransmitted(stamp: *mut Stamp) {
         if observed && now.saturating_sub((*stamp).begun_ns) >= limit {
             let mode = rows::control().map_or(Mode::OFF, |control| (*control).mode);
             if mode != Mode::OFF {
+                // Before the outcome: what is to be dropped is in the stamp.
+                drop_callbacks(ctx, stamp);
                 outcome::timed_out(stamp, now);
             }
         }
