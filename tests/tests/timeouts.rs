@@ -58,14 +58,14 @@ fn every_timeout_is_exact(how: How) {
     for (i, ms) in (0..).zip(TIMEOUTS_MS) {
         for address in [TestNet::blackhole4(i), TestNet::blackhole6(i)] {
             let to = SocketAddr::new(address, 80);
-            let mut dialer = Dialer::start(DIAL, &group, &net.client);
+            let mut dialer = Dialer::start_promptly(DIAL, &group, &net.client);
             dialer.order_connect(to, how);
             running.push((to, Duration::from_millis(ms), dialer));
         }
     }
     for (to, timeout, dialer) in &mut running {
         let end = dialer.dialed();
-        assert_on_time(&end, *timeout, &*to);
+        assert_on_time(&end, *timeout, *to);
         assert_eq!(end.user_timeout, 0, "the option is given back: {to}");
         let row = agent.row(&to.to_string());
         assert_eq!(row["failures"]["connect_timeout"], 1, "{row:#}");
@@ -107,7 +107,7 @@ fn a_hundred_connects_end_on_time() {
     let group = TestCgroup::new("hundred");
     let agent = Agent::start(&group, &policies());
     let to = SocketAddr::new(TestNet::blackhole4(1), 80);
-    let mut dialer = Dialer::start(DIAL, &group, &net.client);
+    let mut dialer = Dialer::start_promptly(DIAL, &group, &net.client);
     let timeout = Duration::from_millis(300);
     for end in dialer.burst(to, 100) {
         assert_on_time(&end, timeout, to);
@@ -138,7 +138,7 @@ fn the_programs_stricter_timeout_wins() {
             ..How::default()
         },
     ] {
-        let mut dialer = Dialer::start(DIAL, &group, &net.client);
+        let mut dialer = Dialer::start_promptly(DIAL, &group, &net.client);
         let end = dialer.connect_how(SocketAddr::new(TestNet::blackhole4(0), 80), how);
         assert_eq!(
             (end.errno, end.user_timeout),
@@ -157,7 +157,7 @@ fn the_programs_looser_timeout_comes_back() {
     let net = TestNet::new();
     let group = TestCgroup::new("looser");
     let _agent = Agent::start(&group, &policies());
-    let mut dialer = Dialer::start(DIAL, &group, &net.client);
+    let mut dialer = Dialer::start_promptly(DIAL, &group, &net.client);
     let looser = How {
         own_timeout: Some(30_000),
         ..How::default()
@@ -180,7 +180,7 @@ fn an_established_connection_has_the_programs_value() {
     let agent = Agent::start(&group, "");
     let server = Server::start(&net.server, TestNet::server4(0));
     let server6 = Server::start(&net.server, SocketAddr::new(TestNet::SERVER6, 0));
-    let mut dialer = Dialer::start(DIAL, &group, &net.client);
+    let mut dialer = Dialer::start_promptly(DIAL, &group, &net.client);
     for own in [None, Some(150), Some(1_999), Some(2_001), Some(60_000)] {
         for to in [server.address(), server6.address()] {
             for nonblocking in [false, true] {
@@ -241,7 +241,7 @@ fn one_lost_syn_is_repeated_in_time() {
            }}\n\
          }}\n"
     ));
-    let mut dialer = Dialer::start(DIAL, &group, &net.client);
+    let mut dialer = Dialer::start_promptly(DIAL, &group, &net.client);
     let end = dialer.connect(to);
     assert_eq!(end.errno, 0, "{end:?}");
     assert!(
