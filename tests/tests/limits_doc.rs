@@ -12,6 +12,7 @@ use std::{
 
 use tests::{
     agent::{Agent, binary},
+    attached,
     cgroup::{TestCgroup, v2_mount},
     dialer::{Dialer, How},
     foreign,
@@ -373,7 +374,9 @@ fn names_match_nothing() {
     let place = Place::new("names");
     let config = "[[policy]]\nname = \"db\"\ndestinations = [\"db.internal:8080\"]\n";
     let agent = Agent::start(&place.group, config);
-    assert!(agent.log().contains("db.internal:8080"), "{}", agent.log());
+    wait::until("the warning", SOON, || {
+        agent.log().contains("db.internal:8080").then_some(())
+    });
     assert_eq!(place.dialer().connect(TO).errno, libc::ECONNREFUSED);
     let row = agent.row(DESTINATION);
     assert_eq!(
@@ -523,6 +526,9 @@ fn a_killed_agent_leaves_its_timeout_on_connects_under_way() {
     let mut dialer = place.dialer();
     assert_eq!(dialer.open(TO, 1, How::default()), [libc::EINPROGRESS]);
     agent.kill();
+    wait::until("nothing attached", SOON, || {
+        (attached::programs(&place.group) == [0; 4]).then_some(())
+    });
     drops.stop();
     assert_eq!(dialer.settle(SOON), [0]);
     server.wait_accepts(1);
