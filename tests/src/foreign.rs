@@ -1,0 +1,113 @@
+//! Somebody else's program on the connect hook.
+
+use std::{
+    fs::File,
+    io,
+    os::fd::{AsRawFd as _, FromRawFd as _, OwnedFd},
+};
+
+use crate::cgroup::TestCgroup;
+
+const BPF_PROG_LOAD: libc::c_long = 5;
+const BPF_PROG_ATTACH: libc::c_long = 8;
+const BPF_PROG_TYPE_CGROUP_SOCK_ADDR: u32 = 18;
+const BPF_CGROUP_INET4_CONNECT: u32 = 10;
+const BPF_F_ALLOW_MULTI: u32 = 1 << 1;
+/// Helpers by number (include/uapi/linux/bpf.h).
+const GET_RETVAL: i32 = 186;
+const SET_RETVAL: i32 = 187;
+
+/// `struct bpf_insn`; the byte of registers is the destination (no source is used here).
+#[repr(C)]
+struct Instruction {
+    code: u8,
+    registers: u8,
+    offset: i16,
+    immediate: i32,
+}
+
+const fn instruction(code: u8, registers: u8, offset: i16, immediate: i32) -> Instruction {
+    Instruction {
+        code,
+        registers,
+        offset,
+        immediate,
+    }
+}
+
+/// The part of `union bpf_attr` that loading uses.
+#[repr(C)]
+#[derive(Default)]
+struct Load {
+    prog_type: u32,
+    insn_cnt: u32,
+    insns: u64,
+    license: u64,
+    log_level: u32,
+    log_size: u32,
+    log_buf: u64,
+    kern_version: u32,
+    prog_flags: u32,
+    prog_name: [u8; 16],
+    prog_ifindex: u32,
+    expected_attach_type: u32,
+}
+
+/// The part of `union bpf_attr` that attaching uses.
+#[repr(C)]
+struct Attach {
+    target_fd: u32,
+    attach_bpf_fd: u32,
+    attach_type: u32,
+    attach_flags: u32,
+}
+
+fn bpf<T>(command: libc::c_long, attributes: &mut T) -> i32 {
+    // SAFETY: the attributes are as long as said, and what they point to outlives the call.
+    let result = unsafe { libc::syscall(libc::SYS_bpf, command, attributes, size_of::<T>()) };
+    assert!(
+        result >= 0,
+        "bpf({command}): {}",
+        io::Error::last_os_error()
+    );
+    result as i32
+}
+
+/// Attaches a program to IPv4 connects of the group that gives every refusal of a program before
+/// it another errno. It goes with the group.
+pub fn rename_refusals(group: &TestCgroup, errno: i32) {
+    let code = [
+        instruction(0x85, 0, 0, GET_RETVAL),
+        instruction(0x55, 0, 2, 0), // if r0 != 0, skip the next two
+        instruction(0xb7, 0, 0, 1),
+        instruction(0x95, 0, 0, 0), // exit: pass
+        instruction(0xb7, 1, 0, -errno),
+        instruction(0x85, 0, 0, SET_RETVAL),
+        instruction(0xb7, 0, 0, 0),
+        instruction(0x95, 0, 0, 0), // exit: refuse
+    ];
+    let license = c"GPL";
+    let loaded = bpf(
+        BPF_PROG_LOAD,
+        &mut Load {
+            prog_type: BPF_PROG_TYPE_CGROUP_SOCK_ADDR,
+            insn_cnt: code.len() as u32,
+            insns: code.as_ptr() as u64,
+            license: license.as_ptr() as u64,
+            expected_attach_type: BPF_CGROUP_INET4_CONNECT,
+            ..Load::default()
+        },
+    );
+    // SAFETY: the descriptor was just made and belongs to nobody else.
+    let program = unsafe { OwnedFd::from_raw_fd(loaded) };
+    let directory = File::open(group.path()).expect("open the control group");
+    bpf(
+        BPF_PROG_ATTACH,
+        &mut Attach {
+            target_fd: directory.as_raw_fd() as u32,
+            attach_bpf_fd: program.as_raw_fd() as u32,
+            attach_type: BPF_CGROUP_INET4_CONNECT,
+            attach_flags: BPF_F_ALLOW_MULTI,
+        },
+    );
+}
