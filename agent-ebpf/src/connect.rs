@@ -5,7 +5,7 @@ use agent_common::{
     event::EVENT_WOULD,
     key::mapped,
     row::ROW_PROTECTED,
-    stamp::{PHASE_IDLE, PHASE_STAMPED, STAMP_PROBE, STAMP_TIMEOUT_SET},
+    stamp::{PHASE_IDLE, PHASE_STAMPED, STAMP_OBSERVED, STAMP_PROBE},
     syn::first_timeout_ticks,
     verdict::{STATE_CLOSED, STATE_FORCED_OPEN, STATE_HALF_OPEN, STATE_OPEN},
 };
@@ -20,7 +20,7 @@ use aya_ebpf::{
     programs::SockAddrContext,
 };
 
-use crate::{atomics, events, kernel, maps, outcome, probes, rows, user_timeout};
+use crate::{atomics, events, kernel::TcpSocket, maps, outcome, probes, rows, user_timeout};
 
 const ALLOW: i32 = 1;
 const REFUSE: i32 = 0;
@@ -111,7 +111,8 @@ fn judge(ctx: &SockAddrContext, addr: [u8; 16], ifindex: u32) -> i32 {
         if pid == (*control).agent_pid {
             return ALLOW;
         }
-        let Some(sk_address) = kernel::address_of(socket(ctx)) else {
+        // Nothing but TCP has a socket like that: MPTCP is left alone.
+        let Some(sk) = TcpSocket::of(socket(ctx)) else {
             return ALLOW;
         };
         let now = bpf_ktime_get_ns();
@@ -127,7 +128,7 @@ fn judge(ctx: &SockAddrContext, addr: [u8; 16], ifindex: u32) -> i32 {
             port_be: (*ctx.sock_addr).user_port as u16,
             reserved: 0,
         };
-        let Some((index, row)) = rows::find_or_create(&key, sk_address) else {
+        let Some((index, row)) = rows::find_or_create(&key, sk) else {
             return ALLOW;
         };
         (*row).last_connect_ns = now;
@@ -144,7 +145,7 @@ fn judge(ctx: &SockAddrContext, addr: [u8; 16], ifindex: u32) -> i32 {
         let acting = mode != Mode::OFF
             && awake
             && (*row).settings.flags & ROW_PROTECTED == 0
-            && !kernel::is_kernel_socket(sk_address);
+            && !sk.is_kernels();
 
         let verdict = Verdict::unpack(atomics::load(&raw const (*row).verdict));
         let mut flags = 0;
@@ -192,11 +193,9 @@ fn judge(ctx: &SockAddrContext, addr: [u8; 16], ifindex: u32) -> i32 {
         (*stamp).tid = pid_tgid as u32;
         bpf_get_current_comm((&raw mut (*stamp).comm).cast(), COMM_LEN as u32);
         if acting && (*row).settings.connect_timeout_ms != 0 {
-            let timeout = (*row).settings.connect_timeout_ms;
+            bound(stamp, row, sk.user_timeout());
             if mode == Mode::OBSERVE {
-                (*stamp).our_timeout_ms = timeout;
-            } else {
-                flags |= bound(ctx, stamp, row, timeout);
+                flags |= STAMP_OBSERVED;
             }
         }
         (*stamp).flags = flags;
@@ -232,29 +231,21 @@ unsafe fn unfinished(ctx: &SockAddrContext, stamp: *mut Stamp, now: u64) {
     }
 }
 
-/// Bounds the connect by TCP_USER_TIMEOUT unless the program's own value is stricter; returns the
-/// stamp's flags. Either way the stricter of the two holds exactly (see `agent_common::syn`).
+/// Notes the connect timeout, or leaves it to the program's own TCP_USER_TIMEOUT (`own`, ms) where
+/// that is stricter. Either way the first SYN timer is chosen so that it holds exactly (see
+/// `agent_common::syn`). The option itself is set when that timer runs out (`follow`).
 #[inline(always)]
-unsafe fn bound(ctx: &SockAddrContext, stamp: *mut Stamp, row: *mut Row, timeout: u32) -> u32 {
+unsafe fn bound(stamp: *mut Stamp, row: *mut Row, own: u32) {
     // SAFETY: by the caller.
     unsafe {
-        let Some(own) = user_timeout::get(ctx.as_ptr()) else {
-            return 0;
-        };
-        if own != 0 && own <= timeout {
-            if let Some(control) = rows::control() {
-                let linear = (*control).syn_linear != 0;
-                (*stamp).syn_timeout_ticks = first_timeout_ticks(own, (*control).tick_ns, linear);
-            }
-            return 0;
+        let timeout = (*row).settings.connect_timeout_ms;
+        if own == 0 || own > timeout {
+            (*stamp).our_timeout_ms = timeout;
+            (*stamp).syn_timeout_ticks = (*row).settings.syn_timeout_ticks;
+        } else if let Some(control) = rows::control() {
+            let linear = (*control).syn_linear != 0;
+            (*stamp).syn_timeout_ticks = first_timeout_ticks(own, (*control).tick_ns, linear);
         }
-        if !user_timeout::set(ctx.as_ptr(), timeout) {
-            return 0;
-        }
-        (*stamp).our_timeout_ms = timeout;
-        (*stamp).own_timeout_ms = own;
-        (*stamp).syn_timeout_ticks = (*row).settings.syn_timeout_ticks;
-        STAMP_TIMEOUT_SET
     }
 }
 

@@ -10,7 +10,7 @@ use agent_common::{
         OUTCOME_RESET, OUTCOME_UNREACHABLE,
     },
     histogram,
-    stamp::{PHASE_IDLE, STAMP_PROBE, STAMP_TIMEOUT_SET},
+    stamp::{PHASE_IDLE, STAMP_OBSERVED, STAMP_PROBE, STAMP_TIMEOUT_SET},
     window,
 };
 
@@ -81,7 +81,7 @@ pub unsafe fn established(stamp: *mut Stamp, now: u64) {
     // SAFETY: by contract, map memory.
     unsafe {
         let us = now.saturating_sub((*stamp).begun_ns) / 1000;
-        let observed = (*stamp).our_timeout_ms != 0 && (*stamp).flags & STAMP_TIMEOUT_SET == 0;
+        let observed = (*stamp).flags & STAMP_OBSERVED != 0;
         if observed && us > u64::from((*stamp).our_timeout_ms) * 1000 {
             // Observe mode: enforce mode would have ended it.
             return timed_out(stamp, now);

@@ -37,9 +37,7 @@ pub fn release(ctx: SockContext) -> i32 {
             PHASE_STAMPED => outcome::local(stamp, bpf_ktime_get_ns()),
             // Closed without our being told: another sock_ops program has taken the flag for it.
             PHASE_PENDING if (*ctx.sock).state == TCP_CLOSE => {
-                let error = kernel::address_of(ctx.sock)
-                    .and_then(kernel::socket_error)
-                    .unwrap_or(0);
+                let error = kernel::error_of_context(ctx.sock);
                 let exiting = error == 0 && kernel::current_is_exiting();
                 outcome::closed(stamp, bpf_ktime_get_ns(), error, exiting);
             }

@@ -7,7 +7,7 @@ use agent_common::{
 };
 use aya_ebpf::{bindings::BPF_NOEXIST, helpers::generated::bpf_ktime_get_ns, maps::lpm_trie::Key};
 
-use crate::{atomics, events, kernel, maps};
+use crate::{atomics, events, kernel::TcpSocket, maps};
 
 /// Bits of a full policy key: class, port and a whole address.
 const FULL_PREFIX: u32 = POLICY_KEY_EXACT_BITS + 128;
@@ -35,7 +35,7 @@ pub fn row(index: u32) -> Option<*mut Row> {
 
 /// The key's row, which is created if the key is new; row `other` if none is free.
 #[inline(always)]
-pub fn find_or_create(key: &DestinationKey, socket: u64) -> Option<(u32, *mut Row)> {
+pub fn find_or_create(key: &DestinationKey, socket: TcpSocket) -> Option<(u32, *mut Row)> {
     let index = match maps::KEYS.get_ptr(key) {
         // SAFETY: map memory, valid within this program run (RCU).
         Some(index) => unsafe { *index },
@@ -53,7 +53,7 @@ pub fn find_or_create(key: &DestinationKey, socket: u64) -> Option<(u32, *mut Ro
 
 /// Slow path: the first connect of a (workload, namespace, destination).
 #[inline(never)]
-fn create(key: &DestinationKey, socket: u64) -> u32 {
+fn create(key: &DestinationKey, socket: TcpSocket) -> u32 {
     let index = match maps::FREE_ROWS.pop() {
         Ok(Some(index)) => index,
         _ => {
@@ -69,7 +69,7 @@ fn create(key: &DestinationKey, socket: u64) -> u32 {
     // SAFETY: the row is ours alone: its index was in the free queue and no key leads to it yet.
     unsafe {
         (*row).key = *key;
-        (*row).netns_inode = kernel::netns_inode(socket);
+        (*row).netns_inode = socket.netns_inode();
         (*row).last_connect_ns = now;
         (*row).settings = settings_for(key);
         (*row).histogram = match maps::FREE_HISTOGRAMS.pop() {
