@@ -77,9 +77,13 @@ pub struct Offsets {
     pub net_inum: u32,
     /// `flags` in `struct task_struct`.
     pub task_flags: u32,
+    /// `icsk_user_timeout` in `struct inet_connection_sock`.
+    pub user_timeout: u32,
+    /// Zero.
+    pub reserved: u32,
 }
 
-layout!(Offsets, size 24, sock_err at 0, task_flags at 20);
+layout!(Offsets, size 32, sock_err at 0, task_flags at 20, user_timeout at 24);
 
 /// Marks an [`Offsets`] field as not found.
 pub const NO_OFFSET: u32 = u32::MAX;

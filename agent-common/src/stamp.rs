@@ -48,7 +48,10 @@ pub const PHASE_PENDING: u32 = 2;
 pub const STAMP_PROBE: u32 = 1;
 /// Somebody else had asked for state callbacks on this socket: leave the flag on.
 pub const STAMP_FOREIGN_STATE_CB: u32 = 1 << 1;
-/// `our_timeout_ms` is on the socket as TCP_USER_TIMEOUT (observe mode only keeps it here).
+/// `our_timeout_ms` is on the socket as TCP_USER_TIMEOUT: since the first SYN timer ran out, so a
+/// connect that succeeds at once is never touched.
 pub const STAMP_TIMEOUT_SET: u32 = 1 << 2;
 /// Somebody else had asked for retransmission callbacks on this socket: leave the flag on.
 pub const STAMP_FOREIGN_RTO_CB: u32 = 1 << 3;
+/// Observe mode: the timeout is only watched.
+pub const STAMP_OBSERVED: u32 = 1 << 4;

@@ -5,9 +5,9 @@ use agent_common::{
     event::EVENT_WOULD,
     key::mapped,
     row::ROW_PROTECTED,
-    stamp::{PHASE_IDLE, PHASE_STAMPED, STAMP_PROBE, STAMP_TIMEOUT_SET},
+    stamp::{PHASE_IDLE, PHASE_STAMPED, STAMP_OBSERVED, STAMP_PROBE},
     syn::first_timeout_ticks,
-    verdict::{STATE_FORCED_OPEN, STATE_HALF_OPEN, STATE_OPEN},
+    verdict::{STATE_CLOSED, STATE_FORCED_OPEN, STATE_HALF_OPEN, STATE_OPEN},
 };
 use aya_ebpf::{
     EbpfContext as _,
@@ -20,11 +20,13 @@ use aya_ebpf::{
     programs::SockAddrContext,
 };
 
-use crate::{atomics, events, kernel, maps, outcome, probes, rows, user_timeout};
+use crate::{atomics, events, kernel::TcpSocket, maps, outcome, probes, rows, user_timeout};
 
 const ALLOW: i32 = 1;
 const REFUSE: i32 = 0;
 const IPPROTO_TCP: u32 = 6;
+const AF_INET: u32 = 2;
+const AF_INET6: u32 = 10;
 /// At most one `rejected` event per row in this time.
 const REJECT_EVENT_EVERY_NS: u64 = 1_000_000_000;
 
@@ -32,8 +34,14 @@ const REJECT_EVENT_EVERY_NS: u64 = 1_000_000_000;
 #[cgroup_sock_addr(connect4)]
 pub fn connect4(ctx: SockAddrContext) -> i32 {
     // SAFETY: the kernel hands a valid context.
-    let (protocol, addr) = unsafe { ((*ctx.sock_addr).protocol, (*ctx.sock_addr).user_ip4) };
-    if protocol != IPPROTO_TCP {
+    let (protocol, family, addr) = unsafe {
+        (
+            (*ctx.sock_addr).protocol,
+            (*ctx.sock_addr).user_family,
+            (*ctx.sock_addr).user_ip4,
+        )
+    };
+    if protocol != IPPROTO_TCP || family != AF_INET {
         return ALLOW;
     }
     judge(&ctx, mapped(usable4(addr.to_ne_bytes())), 0)
@@ -43,8 +51,16 @@ pub fn connect4(ctx: SockAddrContext) -> i32 {
 #[cgroup_sock_addr(connect6)]
 pub fn connect6(ctx: SockAddrContext) -> i32 {
     // SAFETY: as above.
-    let (protocol, words) = unsafe { ((*ctx.sock_addr).protocol, (*ctx.sock_addr).user_ip6) };
-    if protocol != IPPROTO_TCP {
+    let (protocol, family, words) = unsafe {
+        (
+            (*ctx.sock_addr).protocol,
+            (*ctx.sock_addr).user_family,
+            (*ctx.sock_addr).user_ip6,
+        )
+    };
+    // The hook comes before the kernel's own check of the family (net/ipv6/tcp_ipv6.c,
+    // `tcp_v6_pre_connect`): with another one, the address is what lay behind it in memory.
+    if protocol != IPPROTO_TCP || family != AF_INET6 {
         return ALLOW;
     }
     let is_mapped = words[0] == 0 && words[1] == 0 && words[2] == 0xffff_u32.to_be();
@@ -92,14 +108,18 @@ fn judge(ctx: &SockAddrContext, addr: [u8; 16], ifindex: u32) -> i32 {
     unsafe {
         let pid_tgid = bpf_get_current_pid_tgid();
         let pid = (pid_tgid >> 32) as u32;
-        let sk = socket(ctx);
-        let Some(sk_address) = kernel::address_of(sk) else {
-            return ALLOW;
-        };
-        if pid == (*control).agent_pid || kernel::is_kernel_socket(sk_address) {
+        if pid == (*control).agent_pid {
             return ALLOW;
         }
+        // Nothing but TCP has a socket like that: MPTCP is left alone.
+        let Some(sk) = TcpSocket::of(socket(ctx)) else {
+            return ALLOW;
+        };
         let now = bpf_ktime_get_ns();
+        let mut stamp = maps::STAMPS.get_ptr_mut(ctx);
+        if !stamp.is_null() && (*stamp).phase != PHASE_IDLE {
+            unfinished(ctx, stamp, now);
+        }
         let key = DestinationKey {
             cgroup_id: bpf_get_current_cgroup_id(),
             netns_cookie: bpf_get_netns_cookie(ctx.as_ptr()),
@@ -108,27 +128,32 @@ fn judge(ctx: &SockAddrContext, addr: [u8; 16], ifindex: u32) -> i32 {
             port_be: (*ctx.sock_addr).user_port as u16,
             reserved: 0,
         };
-        let index = rows::find_or_create(&key, sk_address);
-        let Some(row) = rows::row(index) else {
+        let Some((index, row)) = rows::find_or_create(&key, sk) else {
             return ALLOW;
         };
         (*row).last_connect_ns = now;
         (*row).last_pid = pid;
+        if bpf_get_retval() != 0 {
+            // Another program has refused it already: no slot is taken, no option set.
+            atomics::add(&raw mut (*row).local, 1);
+            return ALLOW;
+        }
 
         let mode = (&raw const (*control).mode).read_volatile();
         let beat = atomics::load(&raw const (*control).heartbeat_ns);
         let awake = now.saturating_sub(beat) <= (*control).heartbeat_max_age_ns;
-        let acting = mode != Mode::OFF && awake && (*row).settings.flags & ROW_PROTECTED == 0;
+        let acting = mode != Mode::OFF
+            && awake
+            && (*row).settings.flags & ROW_PROTECTED == 0
+            && !sk.is_kernels();
 
         let verdict = Verdict::unpack(atomics::load(&raw const (*row).verdict));
         let mut flags = 0;
-        // A connect that another program has refused already must not take a probe slot.
-        if acting && verdict.state != 0 && bpf_get_retval() == 0 {
+        if acting && verdict.state != STATE_CLOSED {
+            let expired = now >= atomics::load(&raw const (*row).verdict_until_ns);
             let passes = match verdict.state {
-                STATE_OPEN | STATE_FORCED_OPEN => {
-                    now >= atomics::load(&raw const (*row).verdict_until_ns)
-                }
-                STATE_HALF_OPEN => {
+                STATE_OPEN | STATE_FORCED_OPEN => expired,
+                STATE_HALF_OPEN if !expired => {
                     let claimed = probes::claim(row, verdict.generation);
                     if claimed {
                         flags |= STAMP_PROBE;
@@ -147,20 +172,15 @@ fn judge(ctx: &SockAddrContext, addr: [u8; 16], ifindex: u32) -> i32 {
             }
         }
 
-        let stamp = maps::STAMPS.get_or_insert_ptr_mut(ctx, None);
+        if stamp.is_null() {
+            stamp = maps::STAMPS.get_or_insert_ptr_mut(ctx, None);
+        }
         if stamp.is_null() {
             rows::count(|c| &raw mut (*c).unstamped);
             if flags & STAMP_PROBE != 0 {
                 probes::give_back(row, verdict.generation);
             }
             return ALLOW;
-        }
-        match (*stamp).phase {
-            PHASE_IDLE => {}
-            // The last connect() on this socket failed before a SYN was sent.
-            PHASE_STAMPED => outcome::local(stamp, now),
-            // Its end was hidden from us (another program took the callback flags away).
-            _ => outcome::abandoned(stamp, now),
         }
         (*stamp).row = index;
         (*stamp).incarnation = (*row).incarnation;
@@ -173,11 +193,9 @@ fn judge(ctx: &SockAddrContext, addr: [u8; 16], ifindex: u32) -> i32 {
         (*stamp).tid = pid_tgid as u32;
         bpf_get_current_comm((&raw mut (*stamp).comm).cast(), COMM_LEN as u32);
         if acting && (*row).settings.connect_timeout_ms != 0 {
-            let timeout = (*row).settings.connect_timeout_ms;
+            bound(stamp, row, sk.user_timeout());
             if mode == Mode::OBSERVE {
-                (*stamp).our_timeout_ms = timeout;
-            } else {
-                flags |= bound(ctx, stamp, row, timeout);
+                flags |= STAMP_OBSERVED;
             }
         }
         (*stamp).flags = flags;
@@ -198,29 +216,36 @@ fn judge(ctx: &SockAddrContext, addr: [u8; 16], ifindex: u32) -> i32 {
     ALLOW
 }
 
-/// Bounds the connect by TCP_USER_TIMEOUT unless the program's own value is stricter; returns the
-/// stamp's flags. Either way the stricter of the two holds exactly (see `agent_common::syn`).
+/// Settles what an earlier connect() on this socket has left behind: it failed before a SYN was
+/// sent, or its end was hidden from us (another program took the callback flags away).
 #[inline(always)]
-unsafe fn bound(ctx: &SockAddrContext, stamp: *mut Stamp, row: *mut Row, timeout: u32) -> u32 {
+unsafe fn unfinished(ctx: &SockAddrContext, stamp: *mut Stamp, now: u64) {
     // SAFETY: by the caller.
     unsafe {
-        let Some(own) = user_timeout::get(ctx.as_ptr()) else {
-            return 0;
-        };
-        if own != 0 && own <= timeout {
-            if let Some(control) = rows::control() {
-                let linear = (*control).syn_linear != 0;
-                (*stamp).syn_timeout_ticks = first_timeout_ticks(own, (*control).tick_ns, linear);
-            }
-            return 0;
+        user_timeout::give_back(ctx.as_ptr(), stamp);
+        if (*stamp).phase == PHASE_STAMPED {
+            outcome::local(stamp, now);
+        } else {
+            outcome::abandoned(stamp, now);
         }
-        if !user_timeout::set(ctx.as_ptr(), timeout) {
-            return 0;
+    }
+}
+
+/// Notes the connect timeout, or leaves it to the program's own TCP_USER_TIMEOUT (`own`, ms) where
+/// that is stricter. Either way the first SYN timer is chosen so that it holds exactly (see
+/// `agent_common::syn`). The option itself is set when that timer runs out (`follow`).
+#[inline(always)]
+unsafe fn bound(stamp: *mut Stamp, row: *mut Row, own: u32) {
+    // SAFETY: by the caller.
+    unsafe {
+        let timeout = (*row).settings.connect_timeout_ms;
+        if own == 0 || own > timeout {
+            (*stamp).our_timeout_ms = timeout;
+            (*stamp).syn_timeout_ticks = (*row).settings.syn_timeout_ticks;
+        } else if let Some(control) = rows::control() {
+            let linear = (*control).syn_linear != 0;
+            (*stamp).syn_timeout_ticks = first_timeout_ticks(own, (*control).tick_ns, linear);
         }
-        (*stamp).our_timeout_ms = timeout;
-        (*stamp).own_timeout_ms = own;
-        (*stamp).syn_timeout_ticks = (*row).settings.syn_timeout_ticks;
-        STAMP_TIMEOUT_SET
     }
 }
 

@@ -6,7 +6,7 @@
 use agent_common::{
     Mode, Stamp,
     stamp::{
-        PHASE_PENDING, PHASE_STAMPED, STAMP_FOREIGN_RTO_CB, STAMP_FOREIGN_STATE_CB,
+        PHASE_PENDING, PHASE_STAMPED, STAMP_FOREIGN_RTO_CB, STAMP_FOREIGN_STATE_CB, STAMP_OBSERVED,
         STAMP_TIMEOUT_SET,
     },
 };
@@ -18,7 +18,11 @@ use aya_ebpf::{
     programs::SockOpsContext,
 };
 
-use crate::{kernel, maps, outcome, rows, user_timeout};
+use crate::{
+    atomics,
+    kernel::{TcpSocket, current_is_exiting},
+    maps, outcome, rows, user_timeout,
+};
 
 // include/uapi/linux/bpf.h, enum at BPF_SOCK_OPS_VOID.
 const TIMEOUT_INIT: u32 = 1;
@@ -83,18 +87,16 @@ pub fn follow(ctx: SockOpsContext) -> u32 {
                     ctx.set_reply((*stamp).syn_timeout_ticks);
                 }
             }
-            RTO_CB => retransmitted(stamp),
+            RTO_CB => timer_ran_out(&ctx, stamp, sk),
             STATE_CB => {
-                let error = kernel::address_of(sk)
-                    .and_then(kernel::socket_error)
-                    .unwrap_or(0);
-                let exiting = error == 0 && kernel::current_is_exiting();
-                give_back_timeout(&ctx, stamp);
+                let error = TcpSocket::of(sk).map_or(0, TcpSocket::error);
+                let exiting = error == 0 && current_is_exiting();
+                user_timeout::give_back(ctx.as_ptr(), stamp);
                 drop_callbacks(&ctx, stamp);
                 outcome::closed(stamp, bpf_ktime_get_ns(), error, exiting);
             }
             _ => {
-                give_back_timeout(&ctx, stamp);
+                user_timeout::give_back(ctx.as_ptr(), stamp);
                 drop_callbacks(&ctx, stamp);
                 outcome::established(stamp, bpf_ktime_get_ns());
             }
@@ -122,8 +124,7 @@ unsafe fn begin(ctx: &SockOpsContext, stamp: *mut Stamp) {
         if before & BPF_SOCK_OPS_STATE_CB_FLAG != 0 {
             flags |= STAMP_FOREIGN_STATE_CB;
         }
-        // Observe mode touches no socket: it learns from retransmissions that time is up.
-        if (*stamp).our_timeout_ms != 0 && flags & STAMP_TIMEOUT_SET == 0 {
+        if (*stamp).our_timeout_ms != 0 {
             if before & BPF_SOCK_OPS_RTO_CB_FLAG != 0 {
                 flags |= STAMP_FOREIGN_RTO_CB;
             }
@@ -135,19 +136,6 @@ unsafe fn begin(ctx: &SockOpsContext, stamp: *mut Stamp) {
     }
 }
 
-/// Gives TCP_USER_TIMEOUT back, if the value on the socket is still ours.
-#[inline(always)]
-unsafe fn give_back_timeout(ctx: &SockOpsContext, stamp: *mut Stamp) {
-    // SAFETY: by the caller.
-    unsafe {
-        if (*stamp).flags & STAMP_TIMEOUT_SET != 0
-            && user_timeout::get(ctx.as_ptr()) == Some((*stamp).our_timeout_ms)
-        {
-            user_timeout::set(ctx.as_ptr(), (*stamp).own_timeout_ms);
-        }
-    }
-}
-
 #[inline(always)]
 unsafe fn drop_callbacks(ctx: &SockOpsContext, stamp: *mut Stamp) {
     // SAFETY: by the caller.
@@ -156,27 +144,48 @@ unsafe fn drop_callbacks(ctx: &SockOpsContext, stamp: *mut Stamp) {
         if (*stamp).flags & STAMP_FOREIGN_STATE_CB == 0 {
             keep &= !BPF_SOCK_OPS_STATE_CB_FLAG;
         }
-        let observed = (*stamp).our_timeout_ms != 0 && (*stamp).flags & STAMP_TIMEOUT_SET == 0;
-        if observed && (*stamp).flags & STAMP_FOREIGN_RTO_CB == 0 {
+        if (*stamp).our_timeout_ms != 0 && (*stamp).flags & STAMP_FOREIGN_RTO_CB == 0 {
             keep &= !BPF_SOCK_OPS_RTO_CB_FLAG;
         }
         let _ = ctx.set_cb_flags(keep as i32);
     }
 }
 
-/// Observe mode: a SYN is repeated; past the timeout the connect counts as failed at its value.
+/// A SYN timer has run out, and the next one is about to be set (net/ipv4/tcp_timer.c,
+/// `tcp_write_timeout`, then `tcp_clamp_rto_to_user_timeout`): TCP_USER_TIMEOUT set here ends the
+/// connect in time, and a connect that needed no second SYN has never been touched. Observe mode
+/// only counts, as soon as a timer runs out past the timeout.
 #[inline(always)]
-unsafe fn retransmitted(stamp: *mut Stamp) {
+unsafe fn timer_ran_out(ctx: &SockOpsContext, stamp: *mut Stamp, sk: *mut bpf_sock) {
     // SAFETY: by the caller.
     unsafe {
-        let limit = u64::from((*stamp).our_timeout_ms) * agent_common::NANOS_PER_MS;
-        let observed = limit != 0 && (*stamp).flags & STAMP_TIMEOUT_SET == 0;
+        let timeout = (*stamp).our_timeout_ms;
+        if timeout == 0 || (*stamp).flags & STAMP_TIMEOUT_SET != 0 {
+            return;
+        }
+        let Some(control) = rows::control() else {
+            return;
+        };
         let now = bpf_ktime_get_ns();
-        if observed && now.saturating_sub((*stamp).begun_ns) >= limit {
-            let mode = rows::control().map_or(Mode::OFF, |control| (*control).mode);
-            if mode != Mode::OFF {
+        let beat = atomics::load(&raw const (*control).heartbeat_ns);
+        let mode = (&raw const (*control).mode).read_volatile();
+        if mode == Mode::OFF || now.saturating_sub(beat) > (*control).heartbeat_max_age_ns {
+            return;
+        }
+        if (*stamp).flags & STAMP_OBSERVED != 0 {
+            let limit = u64::from(timeout) * agent_common::NANOS_PER_MS;
+            if now.saturating_sub((*stamp).begun_ns) >= limit {
+                // Before the outcome: what is to be dropped is in the stamp.
+                drop_callbacks(ctx, stamp);
                 outcome::timed_out(stamp, now);
             }
+            return;
+        }
+        // The program may have set its own since connect().
+        let own = TcpSocket::of(sk).map_or(0, TcpSocket::user_timeout);
+        if (own == 0 || own > timeout) && user_timeout::set(ctx.as_ptr(), timeout) {
+            (*stamp).own_timeout_ms = own;
+            (*stamp).flags |= STAMP_TIMEOUT_SET;
         }
     }
 }

@@ -1,9 +1,16 @@
 //! Reading kernel structures by offsets that the agent took from the running kernel's BTF.
+//!
+//! A TCP socket that the verifier knows by type ([`TcpSocket`]) is read by plain loads; the
+//! verifier checks each offset against the type, and sees the offsets as constants because they lie
+//! in a frozen read-only map. Elsewhere the memory is copied by a helper.
 
 use core::mem::MaybeUninit;
 
 use agent_common::{Offsets, control::NO_OFFSET};
-use aya_ebpf::helpers::generated::{bpf_get_current_task, bpf_probe_read_kernel};
+use aya_ebpf::{
+    bindings::bpf_sock,
+    helpers::generated::{bpf_get_current_task, bpf_probe_read_kernel, bpf_skc_to_tcp_sock},
+};
 
 /// Set by the agent before loading (a read-only global, which the verifier knows as constants).
 #[unsafe(no_mangle)]
@@ -14,15 +21,97 @@ static OFFSETS: Offsets = Offsets {
     sock_net: NO_OFFSET,
     net_inum: NO_OFFSET,
     task_flags: NO_OFFSET,
+    user_timeout: NO_OFFSET,
+    reserved: 0,
 };
 
 /// PF_EXITING (include/linux/sched.h): set by do_exit() before it closes files.
 const PF_EXITING: u32 = 0x4;
 
+/// One of the offsets. Read singly: a copy of the whole struct would hide the constants.
+macro_rules! offset {
+    ($field:ident) => {
+        // SAFETY: a static of this object; volatile because the agent replaces its bytes.
+        unsafe { core::ptr::read_volatile(&raw const OFFSETS.$field) }
+    };
+}
+
+/// A full TCP socket as the kernel has it (`struct tcp_sock`, `struct sock` at its begin).
+#[derive(Clone, Copy)]
+pub struct TcpSocket(*const u8);
+
+impl TcpSocket {
+    /// The socket of a context, or `None` if it is no full TCP socket.
+    ///
+    /// # Safety
+    /// `sk` must be a socket pointer of the program's context, not null.
+    #[inline(always)]
+    pub unsafe fn of(sk: *mut bpf_sock) -> Option<Self> {
+        // SAFETY: by contract.
+        let tcp = unsafe { bpf_skc_to_tcp_sock(sk.cast()) };
+        if tcp.is_null() {
+            return None;
+        }
+        Some(Self(tcp.cast()))
+    }
+
+    /// `sk->sk_err`, positive; 0 where its offset is not known.
+    #[inline(always)]
+    pub fn error(self) -> u32 {
+        let offset = offset!(sock_err);
+        if offset == NO_OFFSET {
+            return 0;
+        }
+        // SAFETY: the verifier has checked the offset against the type.
+        unsafe { load::<i32>(self.0, offset) }.unsigned_abs()
+    }
+
+    /// Whether the kernel itself owns the socket (NFS, CIFS, NVMe over TCP and kin).
+    #[inline(always)]
+    pub fn is_kernels(self) -> bool {
+        let offset = offset!(sock_kern);
+        if offset == NO_OFFSET {
+            return false;
+        }
+        // SAFETY: as above.
+        u32::from(unsafe { load::<u8>(self.0, offset) }) & offset!(sock_kern_mask) != 0
+    }
+
+    /// TCP_USER_TIMEOUT, ms; 0: none (or its offset is not known).
+    #[inline(always)]
+    pub fn user_timeout(self) -> u32 {
+        let offset = offset!(user_timeout);
+        if offset == NO_OFFSET {
+            return 0;
+        }
+        // SAFETY: as above.
+        unsafe { load::<u32>(self.0, offset) }
+    }
+
+    /// Inode of its network namespace, 0 where that cannot be read.
+    #[inline(always)]
+    pub fn netns_inode(self) -> u32 {
+        let (to_net, to_inum) = (offset!(sock_net), offset!(net_inum));
+        if to_net == NO_OFFSET || to_inum == NO_OFFSET {
+            return 0;
+        }
+        // SAFETY: as above; a pointer loaded from a typed one is typed, too.
+        unsafe {
+            let net = load::<*const u8>(self.0, to_net);
+            if net.is_null() {
+                return 0;
+            }
+            load::<u32>(net, to_inum)
+        }
+    }
+}
+
+/// # Safety
+/// The verifier must know the type behind `base` and find a member at `offset`.
 #[inline(always)]
-fn offsets() -> Offsets {
-    // SAFETY: a static of this object; volatile because the agent replaces its bytes before load.
-    unsafe { core::ptr::read_volatile(&OFFSETS) }
+unsafe fn load<T: Copy>(base: *const u8, offset: u32) -> T {
+    // SAFETY: by contract.
+    unsafe { base.add(offset as usize).cast::<T>().read_volatile() }
 }
 
 #[inline(always)]
@@ -39,54 +128,25 @@ fn read<T: Copy>(address: u64) -> Option<T> {
     }
 }
 
-/// The address behind a pointer of the verifier's, as a number that may be calculated with.
-/// (The verifier forbids arithmetic on socket pointers; through memory it becomes a scalar.)
+/// `sk->sk_err`, positive, of a program whose context is the socket; 0 where it cannot be read.
 #[inline(always)]
-pub fn address_of<T>(pointer: *const T) -> Option<u64> {
-    let slot = pointer;
-    read::<u64>(&raw const slot as u64)
-}
-
-/// `sk->sk_err`, positive; `None` when it cannot be read.
-#[inline(always)]
-pub fn socket_error(sk: u64) -> Option<u32> {
-    let offset = offsets().sock_err;
+pub fn error_of_context(sk: *const bpf_sock) -> u32 {
+    let offset = offset!(sock_err);
     if offset == NO_OFFSET {
-        return None;
-    }
-    read::<i32>(sk + u64::from(offset)).map(i32::unsigned_abs)
-}
-
-/// Whether the kernel itself owns the socket (NFS, CIFS, NVMe over TCP and kin).
-#[inline(always)]
-pub fn is_kernel_socket(sk: u64) -> bool {
-    let offsets = offsets();
-    if offsets.sock_kern == NO_OFFSET {
-        return false;
-    }
-    match read::<u8>(sk + u64::from(offsets.sock_kern)) {
-        Some(byte) => u32::from(byte) & offsets.sock_kern_mask != 0,
-        None => false,
-    }
-}
-
-/// Inode of the socket's network namespace, 0 when it cannot be read.
-#[inline(always)]
-pub fn netns_inode(sk: u64) -> u32 {
-    let offsets = offsets();
-    if offsets.sock_net == NO_OFFSET || offsets.net_inum == NO_OFFSET {
         return 0;
     }
-    let Some(net) = read::<u64>(sk + u64::from(offsets.sock_net)) else {
+    // The verifier forbids arithmetic on the pointer; through memory it becomes a number.
+    let slot = sk;
+    let Some(address) = read::<u64>(&raw const slot as u64) else {
         return 0;
     };
-    read::<u32>(net + u64::from(offsets.net_inum)).unwrap_or(0)
+    read::<i32>(address + u64::from(offset)).map_or(0, i32::unsigned_abs)
 }
 
 /// Whether the current task is on its way out: its sockets are closed by its death, not by it.
 #[inline(always)]
 pub fn current_is_exiting() -> bool {
-    let offset = offsets().task_flags;
+    let offset = offset!(task_flags);
     if offset == NO_OFFSET {
         return false;
     }

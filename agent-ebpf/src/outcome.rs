@@ -10,7 +10,7 @@ use agent_common::{
         OUTCOME_RESET, OUTCOME_UNREACHABLE,
     },
     histogram,
-    stamp::{PHASE_IDLE, STAMP_PROBE, STAMP_TIMEOUT_SET},
+    stamp::{PHASE_IDLE, STAMP_OBSERVED, STAMP_PROBE, STAMP_TIMEOUT_SET},
     window,
 };
 
@@ -34,9 +34,17 @@ const EPROTO: u32 = 71;
 /// given up (happy eyeballs): within this time, ms.
 const RACE_MS: u64 = 50;
 
-/// The stamp's row, or `other` where the row has a new owner.
+/// The row of a connect that has begun. It cannot have a new owner: the agent frees no row with
+/// connects in flight.
 #[inline(always)]
 unsafe fn row_of(stamp: *mut Stamp) -> Option<*mut Row> {
+    // SAFETY: socket storage.
+    rows::row(unsafe { (*stamp).row })
+}
+
+/// The row of a connect that has not begun, or `other` where the row has a new owner.
+#[inline(always)]
+unsafe fn unpinned_row_of(stamp: *mut Stamp) -> Option<*mut Row> {
     // SAFETY: map memory and socket storage.
     unsafe {
         let row = rows::row((*stamp).row)?;
@@ -57,7 +65,7 @@ unsafe fn row_of(stamp: *mut Stamp) -> Option<*mut Row> {
 pub unsafe fn begun(stamp: *mut Stamp) {
     // SAFETY: by contract, map memory.
     unsafe {
-        if let Some(row) = row_of(stamp) {
+        if let Some(row) = unpinned_row_of(stamp) {
             atomics::add(&raw mut (*row).attempts, 1);
             atomics::add(&raw mut (*row).in_flight, 1);
         }
@@ -73,14 +81,13 @@ pub unsafe fn established(stamp: *mut Stamp, now: u64) {
     // SAFETY: by contract, map memory.
     unsafe {
         let us = now.saturating_sub((*stamp).begun_ns) / 1000;
-        let observed = (*stamp).our_timeout_ms != 0 && (*stamp).flags & STAMP_TIMEOUT_SET == 0;
+        let observed = (*stamp).flags & STAMP_OBSERVED != 0;
         if observed && us > u64::from((*stamp).our_timeout_ms) * 1000 {
             // Observe mode: enforce mode would have ended it.
             return timed_out(stamp, now);
         }
         let Some(row) = row_of(stamp) else { return };
         (*stamp).phase = PHASE_IDLE;
-        atomics::add(&raw mut (*row).in_flight, u64::MAX);
         atomics::add(&raw mut (*row).established, 1);
         atomics::add(&raw mut (*row).connect_latency_sum_us, us);
         longest(row, us);
@@ -99,6 +106,7 @@ pub unsafe fn established(stamp: *mut Stamp, now: u64) {
         if (*stamp).flags & STAMP_PROBE != 0 {
             probe_ended(stamp, row, now, us, OUTCOME_ESTABLISHED, 0);
         }
+        ended(row);
     }
 }
 
@@ -163,12 +171,12 @@ pub unsafe fn abandoned(stamp: *mut Stamp, now: u64) {
     unsafe {
         let Some(row) = row_of(stamp) else { return };
         (*stamp).phase = PHASE_IDLE;
-        atomics::add(&raw mut (*row).in_flight, u64::MAX);
         atomics::add(&raw mut (*row).abandoned, 1);
         if (*stamp).flags & STAMP_PROBE != 0 {
             let us = now.saturating_sub((*stamp).begun_ns) / 1000;
             probe_ended(stamp, row, now, us, OUTCOME_ABANDONED, 0);
         }
+        ended(row);
     }
 }
 
@@ -180,7 +188,9 @@ pub unsafe fn abandoned(stamp: *mut Stamp, now: u64) {
 pub unsafe fn local(stamp: *mut Stamp, now: u64) {
     // SAFETY: by contract, map memory.
     unsafe {
-        let Some(row) = row_of(stamp) else { return };
+        let Some(row) = unpinned_row_of(stamp) else {
+            return;
+        };
         (*stamp).phase = PHASE_IDLE;
         atomics::add(&raw mut (*row).local, 1);
         if (*stamp).flags & STAMP_PROBE != 0 {
@@ -196,7 +206,6 @@ unsafe fn failed(stamp: *mut Stamp, now: u64, outcome: u32, error: u32, mut flag
         let Some(row) = row_of(stamp) else { return };
         (*stamp).phase = PHASE_IDLE;
         let us = now.saturating_sub((*stamp).begun_ns) / 1000;
-        atomics::add(&raw mut (*row).in_flight, u64::MAX);
         let counter = match outcome {
             OUTCOME_REFUSED => &raw mut (*row).failed_refused,
             OUTCOME_CONNECT_TIMEOUT => &raw mut (*row).failed_connect_timeout,
@@ -233,7 +242,15 @@ unsafe fn failed(stamp: *mut Stamp, now: u64, outcome: u32, error: u32, mut flag
             flags,
             comm: (*stamp).comm,
         });
+        ended(row);
     }
+}
+
+/// The connect is over. Last of all: from here on the row may get another owner.
+#[inline(always)]
+unsafe fn ended(row: *mut Row) {
+    // SAFETY: map memory.
+    unsafe { atomics::add(&raw mut (*row).in_flight, u64::MAX) };
 }
 
 /// Enters a call into the window and returns its number, 0 when the verdict has changed since.

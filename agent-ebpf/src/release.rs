@@ -3,7 +3,10 @@
 //! A connect without a route, without a free port, or refused by a program after ours fires no
 //! state change and no error: only the end of the socket shows that nothing came of it.
 
-use agent_common::{Stamp, stamp::PHASE_STAMPED};
+use agent_common::{
+    Stamp,
+    stamp::{PHASE_PENDING, PHASE_STAMPED},
+};
 use aya_ebpf::{
     EbpfContext as _,
     helpers::generated::{bpf_ktime_get_ns, bpf_sk_storage_get},
@@ -11,7 +14,9 @@ use aya_ebpf::{
     programs::SockContext,
 };
 
-use crate::{maps, outcome};
+use crate::{kernel, maps, outcome};
+
+const TCP_CLOSE: u32 = 7;
 
 /// Always 1.
 #[cgroup_sock(sock_release)]
@@ -25,8 +30,18 @@ pub fn release(ctx: SockContext) -> i32 {
             0,
         )
         .cast::<Stamp>();
-        if !stamp.is_null() && (*stamp).phase == PHASE_STAMPED {
-            outcome::local(stamp, bpf_ktime_get_ns());
+        if stamp.is_null() {
+            return 1;
+        }
+        match (*stamp).phase {
+            PHASE_STAMPED => outcome::local(stamp, bpf_ktime_get_ns()),
+            // Closed without our being told: another sock_ops program has taken the flag for it.
+            PHASE_PENDING if (*ctx.sock).state == TCP_CLOSE => {
+                let error = kernel::error_of_context(ctx.sock);
+                let exiting = error == 0 && kernel::current_is_exiting();
+                outcome::closed(stamp, bpf_ktime_get_ns(), error, exiting);
+            }
+            _ => {}
         }
     }
     1

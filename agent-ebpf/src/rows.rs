@@ -7,7 +7,7 @@ use agent_common::{
 };
 use aya_ebpf::{bindings::BPF_NOEXIST, helpers::generated::bpf_ktime_get_ns, maps::lpm_trie::Key};
 
-use crate::{atomics, events, kernel, maps};
+use crate::{atomics, events, kernel::TcpSocket, maps};
 
 /// Bits of a full policy key: class, port and a whole address.
 const FULL_PREFIX: u32 = POLICY_KEY_EXACT_BITS + 128;
@@ -33,19 +33,27 @@ pub fn row(index: u32) -> Option<*mut Row> {
     maps::ROWS.get_ptr_mut(index)
 }
 
-/// The index of the key's row, which is created if the key is new. Row `other` if none is free.
+/// The key's row, which is created if the key is new; row `other` if none is free.
 #[inline(always)]
-pub fn find_or_create(key: &DestinationKey, socket: u64) -> u32 {
-    match maps::KEYS.get_ptr(key) {
+pub fn find_or_create(key: &DestinationKey, socket: TcpSocket) -> Option<(u32, *mut Row)> {
+    let index = match maps::KEYS.get_ptr(key) {
         // SAFETY: map memory, valid within this program run (RCU).
         Some(index) => unsafe { *index },
         None => create(key, socket),
+    };
+    let row = row(index)?;
+    // An entry that is being removed may be used again for another key under our eyes
+    // (kernel/bpf/hashtab.c, preallocated elements).
+    // SAFETY: map memory.
+    if index == OTHER_ROW || unsafe { (*row).key == *key } {
+        return Some((index, row));
     }
+    Some((OTHER_ROW, self::row(OTHER_ROW)?))
 }
 
 /// Slow path: the first connect of a (workload, namespace, destination).
 #[inline(never)]
-fn create(key: &DestinationKey, socket: u64) -> u32 {
+fn create(key: &DestinationKey, socket: TcpSocket) -> u32 {
     let index = match maps::FREE_ROWS.pop() {
         Ok(Some(index)) => index,
         _ => {
@@ -61,8 +69,7 @@ fn create(key: &DestinationKey, socket: u64) -> u32 {
     // SAFETY: the row is ours alone: its index was in the free queue and no key leads to it yet.
     unsafe {
         (*row).key = *key;
-        (*row).netns_inode = kernel::netns_inode(socket);
-        (*row).created_ns = now;
+        (*row).netns_inode = socket.netns_inode();
         (*row).last_connect_ns = now;
         (*row).settings = settings_for(key);
         (*row).histogram = match maps::FREE_HISTOGRAMS.pop() {
@@ -79,6 +86,8 @@ fn create(key: &DestinationKey, socket: u64) -> u32 {
             .insert(key, index, u64::from(BPF_NOEXIST))
             .is_ok()
         {
+            // Only now: until then the row is nobody's, also for the agent.
+            (&raw mut (*row).created_ns).write_volatile(now);
             count(|c| &raw mut (*c).rows_created);
             events::send(&Event {
                 kind: EventKind::ROW_CREATED,
@@ -93,8 +102,8 @@ fn create(key: &DestinationKey, socket: u64) -> u32 {
         if (*row).histogram != 0 {
             let _ = maps::FREE_HISTOGRAMS.push((*row).histogram - 1, 0);
         }
+        (*row).key = bytemuck::Zeroable::zeroed();
         (*row).histogram = 0;
-        (*row).created_ns = 0;
         (*row).verdict = 0;
         (*row).verdict_until_ns = 0;
         let _ = maps::FREE_ROWS.push(index, 0);

@@ -5,7 +5,7 @@
 
 use agent_common::{
     Stamp,
-    stamp::{PHASE_PENDING, PHASE_STAMPED, STAMP_TIMEOUT_SET},
+    stamp::{PHASE_IDLE, STAMP_TIMEOUT_SET},
 };
 use aya_ebpf::{
     cty::c_void,
@@ -46,11 +46,8 @@ pub fn settle(ctx: *mut IterTcp) -> i32 {
         if stamp.is_null() || (*stamp).flags & STAMP_TIMEOUT_SET == 0 {
             return 0;
         }
-        let phase = (*stamp).phase;
-        if (phase == PHASE_PENDING || phase == PHASE_STAMPED)
-            && user_timeout::get(sk) == Some((*stamp).our_timeout_ms)
-        {
-            user_timeout::set(sk, (*stamp).own_timeout_ms);
+        if (*stamp).phase != PHASE_IDLE {
+            user_timeout::give_back(sk, stamp);
         }
         (*stamp).flags &= !STAMP_TIMEOUT_SET;
         (*stamp).our_timeout_ms = 0;

@@ -1,5 +1,6 @@
 //! TCP_USER_TIMEOUT of a socket, from inside a program.
 
+use agent_common::{Stamp, stamp::STAMP_TIMEOUT_SET};
 use aya_ebpf::{
     cty::c_void,
     helpers::generated::{bpf_getsockopt, bpf_setsockopt},
@@ -43,5 +44,19 @@ pub unsafe fn set(ctx: *mut c_void, mut value: u32) -> bool {
             (&raw mut value).cast(),
             4,
         ) == 0
+    }
+}
+
+/// Gives the program's value back, if ours is (still) on the socket.
+///
+/// # Safety
+/// As [`get`]; `stamp` must be the socket's.
+#[inline(always)]
+pub unsafe fn give_back(ctx: *mut c_void, stamp: *mut Stamp) {
+    // SAFETY: by contract.
+    unsafe {
+        if (*stamp).flags & STAMP_TIMEOUT_SET != 0 && get(ctx) == Some((*stamp).our_timeout_ms) {
+            set(ctx, (*stamp).own_timeout_ms);
+        }
     }
 }

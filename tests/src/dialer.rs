@@ -82,6 +82,13 @@ impl Dialer {
         Self::from_program(program)
     }
 
+    /// Starts it before all ordinary programs, so that it measures connects and not the machine's
+    /// load.
+    pub fn start_promptly(binary: &str, cgroup: &TestCgroup, namespace: &Namespace) -> Self {
+        let program = Program::new(binary).in_cgroup(cgroup).in_netns(namespace);
+        Self::from_program(program.promptly())
+    }
+
     /// Starts it outside any control group of a test.
     pub fn start_outside(binary: &str, namespace: &Namespace) -> Self {
         Self::from_program(Program::new(binary).in_netns(namespace))

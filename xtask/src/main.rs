@@ -5,6 +5,7 @@
 )]
 
 mod apt;
+mod bench;
 mod build;
 mod check;
 mod ebpf;
@@ -94,6 +95,14 @@ enum Task {
     /// bpf-linker and the source of core into target/tools. The result is the same on every
     /// machine with the same compiler, linker and source of core.
     Ebpf,
+    /// Measure cost and reaction time; needs root.
+    ///
+    /// Builds the release binary and measures it in a network namespace and cgroups of its own.
+    /// docs/COST.md says what the figures mean.
+    Bench(bench::Arguments),
+    /// The load process of `bench`.
+    #[command(hide = true)]
+    BenchLoad(bench::worker::Arguments),
 }
 
 fn main() -> ExitCode {
@@ -132,5 +141,7 @@ fn perform(task: Task) -> Result<ExitCode> {
             })
         }
         Task::Ebpf => ebpf::run().map(|()| ExitCode::SUCCESS),
+        Task::Bench(arguments) => bench::run(&arguments),
+        Task::BenchLoad(arguments) => bench::worker::run(&arguments),
     }
 }

@@ -79,7 +79,8 @@ pub enum Event<'a> {
         /// Its calls.
         window: &'a CallWindow,
     },
-    /// A connect claimed a probe slot.
+    /// A connect claimed a probe slot. After lost events also sent for a row whose slots the shell
+    /// finds taken.
     ProbeStarted {
         /// The row.
         row: RowId,
@@ -147,8 +148,8 @@ pub enum Action {
         row: RowId,
         /// The verdict; its generation is one more than that of the verdict before.
         verdict: Verdict,
-        /// When the kernel lets pass by itself, should the agent be stuck. Zero for verdicts that
-        /// let everything pass.
+        /// When the kernel lets everything pass by itself, should the agent be stuck. Zero for
+        /// verdicts that let everything pass anyway.
         until: Nanos,
         /// Probe slots of the policy; they matter while half-open.
         probe_limit: u32,

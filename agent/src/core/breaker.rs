@@ -4,8 +4,8 @@
 //!            window trips             cooldown ends, or a redial is answered (and believed)
 //!   Closed ───────────────► Open ─────────────────────────────────────────► HalfOpen ─┐ next round
 //!     ▲                      ▲                                                │  │ ▲  │ (all slots
-//!     │                      └──────────────── a probe fails ─────────────────┘  │ └──┘ used, or
-//!     │                                                                          │      lease over)
+//!     │                      └──────────────── a probe fails ─────────────────┘  │ └──┘ used, lease
+//!     │                                                                          │      or time over)
 //!     └──────────────────────── successes_to_close probes succeed ───────────────┘
 //!
 //!   any state ── Trip ──► ForcedOpen ──┐
@@ -18,8 +18,8 @@
 //! | to | verdict | window | cooldown | successes |
 //! | --- | --- | --- | --- | --- |
 //! | Open by trip | generation + 1, until cooldown end + slack | kept: nothing is added while open, since the kernel adds only outcomes of the current generation | as it is | 0 |
-//! | HalfOpen | generation + 1 | probes are added to it, but nothing is judged by it | as it is | 0 |
-//! | HalfOpen, next round | generation + 1, all slots free | as above | as it is | kept |
+//! | HalfOpen | generation + 1, until latest end of the round + slack | probes are added to it, but nothing is judged by it | as it is | 0 |
+//! | HalfOpen, next round | generation + 1, until as above, all slots free | as above | as it is | kept |
 //! | Open by failed probe | generation + 1, until cooldown end + slack | kept | doubled up to its maximum, jittered by 10 % | 0 |
 //! | Closed | generation + 1 | empty: the floor is the last call so far | as it is; then halved for each full cooldown spent closed, down to the base | 0 |
 //! | ForcedOpen, ForcedClosed | generation + 1 | empty when it ends | as it is | 0 |
@@ -38,12 +38,18 @@
 //! cooldown in the long run. Closing, by a reset as well, forgets the count. Dials go on as
 //! scheduled, since other rows may share them; the first one answered after that time is acted upon.
 //!
-//! *Leases.* Probe slots are claimed by the kernel, and news of them may be lost. The kernel itself
-//! gives a slot back only for a probe that said nothing ([`ProbeOutcome::Returned`]); one that
-//! succeeded or failed keeps its slot until the next verdict. A half-open round therefore ends when
-//! successes have used all slots, when nothing was heard for a lease, and after four leases in any
-//! case: then a fresh half-open verdict frees all slots. Successes count on across rounds, else a
-//! destination that is called less often than once a lease would never close.
+//! *Rounds and leases.* Probe slots are claimed by the kernel, and news of them may be lost. The
+//! kernel itself gives a slot back only for a probe that said nothing ([`ProbeOutcome::Returned`]);
+//! one that succeeded or failed keeps its slot until the next verdict, and a fresh half-open verdict
+//! frees all slots. It comes when successes have used all of them, else when the round ends:
+//!
+//! - No taken slot was heard of: [`IDLE_ROUND`] after its begin. Nobody calls, so there is nothing
+//!   to take back, and thousands of idle rows cost nearly no verdicts.
+//! - One was: a lease after the last news of a probe, and four leases after the first in any case.
+//!   Such a round may outlast the idle one, else a call once a minute could be voided every time.
+//!
+//! The verdict is written once for both, so it holds until the latest end there may be. Successes
+//! count on across rounds, else a destination that is called rarely would never close.
 
 use std::sync::Arc;
 
@@ -55,11 +61,18 @@ use super::{
     Action, BreakerSettings, DialTarget, Nanos, ProbeOutcome, Reason, RowId, State, WindowKind,
 };
 
-/// An open verdict outlives its cooldown by this much: time for the agent to replace it, after
-/// which the kernel lets everything pass.
+/// A refusing verdict outlives its cooldown, half-open round or manual state by this much: time for
+/// the agent to replace it, after which the kernel lets everything pass.
 pub const VERDICT_SLACK: Nanos = Nanos::from_secs(5);
 
-/// Longest half-open round, in leases: no slot stays lost for longer, whatever else is heard.
+/// A half-open round in which no probe was heard of lasts this long (or a lease, if that is longer:
+/// a probe that was not heard of is given its time too). It bounds how long a slot stays blocked
+/// whose probe never reported and whose start was lost unnoticed, and keeps 50,000 idle rows at
+/// fewer than 1,000 verdicts a second.
+const IDLE_ROUND: Nanos = Nanos::from_secs(60);
+
+/// Leases from the first news of a probe to the end of its round: no slot that was heard of stays
+/// lost for longer, whatever else is heard.
 const ROUND_LEASES: u64 = 4;
 
 /// Jitter of a cooldown after a failed probe.
@@ -85,7 +98,8 @@ pub(super) struct Breaker {
     since: Nanos,
     reason: Reason,
     generation: u32,
-    /// Open: cooldown end. ForcedOpen, ForcedClosed: end of the manual state. Else unused.
+    /// Open: cooldown end. HalfOpen: latest end of the round. ForcedOpen, ForcedClosed: end of the
+    /// manual state. Else unused.
     until: Nanos,
     /// Next cooldown without jitter: between the base and the maximum.
     cooldown: Nanos,
@@ -103,8 +117,10 @@ pub(super) struct Breaker {
     distrust_until: Nanos,
     /// HalfOpen: when this round began.
     round_since: Nanos,
-    /// HalfOpen: last news of a probe (or the round's begin). Closed: last time that something
-    /// spoke for keeping the breaker in memory.
+    /// HalfOpen: first news of a slot taken in this round. Only then does the lease run.
+    lease_since: Option<Nanos>,
+    /// HalfOpen with a lease: last news of a probe. Closed: last time that something spoke for
+    /// keeping the breaker in memory.
     heard: Nanos,
     /// When it last left Closed by a trip: begin of the outage.
     outage_since: Nanos,
@@ -139,6 +155,7 @@ impl Breaker {
             misled: 0,
             distrust_until: Nanos::ZERO,
             round_since: Nanos::ZERO,
+            lease_since: None,
             heard: now,
             outage_since: Nanos::ZERO,
             last_seq: 0,
@@ -205,7 +222,7 @@ impl Breaker {
             // A call exactly `window_age` old still counts.
             State::Closed => self.heard + self.settings.window_age + Nanos(1),
             State::Open | State::ForcedOpen | State::ForcedClosed => self.until,
-            State::HalfOpen => self.lease_end(),
+            State::HalfOpen => self.round_end(),
         }
     }
 
@@ -258,7 +275,7 @@ impl Breaker {
             State::Open | State::HalfOpen if !self.settings.enabled => self.close(None, step),
             State::HalfOpen if old.errno != self.settings.errno => self.begin_round(step),
             State::Open | State::ForcedOpen if old.errno != self.settings.errno => {
-                self.set_verdict(self.until + VERDICT_SLACK, step);
+                self.set_verdict(step);
             }
             State::Open | State::HalfOpen | State::ForcedOpen | State::ForcedClosed => {}
         }
@@ -284,10 +301,10 @@ impl Breaker {
         }
     }
 
-    /// A probe slot was claimed.
+    /// A probe slot was claimed, or found taken.
     pub(super) fn probe_started(&mut self, generation: u32, step: &mut Step<'_>) {
         match self.state {
-            State::HalfOpen if generation == self.generation => self.heard = step.now,
+            State::HalfOpen if generation == self.generation => self.slot_taken(step.now),
             State::HalfOpen
             | State::Closed
             | State::Open
@@ -308,7 +325,7 @@ impl Breaker {
         match (self.state, outcome) {
             (State::HalfOpen, _) if generation != self.generation => {}
             (State::HalfOpen, ProbeOutcome::Success) => {
-                self.heard = step.now;
+                self.slot_taken(step.now);
                 self.successes += 1;
                 self.used += 1;
                 if self.successes >= self.settings.successes_needed() {
@@ -333,6 +350,7 @@ impl Breaker {
                 let reason = Reason::probe_failed(self.reason.window);
                 self.open(cooldown, reason, step);
             }
+            // Takes no slot, so it begins no lease.
             (State::HalfOpen, ProbeOutcome::Returned) => self.heard = step.now,
             (State::Closed | State::Open | State::ForcedOpen | State::ForcedClosed, _) => {}
         }
@@ -350,7 +368,7 @@ impl Breaker {
         self.note_seq(last_seq);
         self.until = until;
         self.successes = 0;
-        self.enter(to, Reason::MANUAL, until + VERDICT_SLACK, step);
+        self.enter(to, Reason::MANUAL, step);
     }
 
     /// Starts anew.
@@ -375,7 +393,7 @@ impl Breaker {
                 }
             }
             State::Open if step.now >= self.until => self.half_open(false, step),
-            State::HalfOpen if step.now >= self.lease_end() => self.begin_round(step),
+            State::HalfOpen if step.now >= self.round_end() => self.begin_round(step),
             State::ForcedOpen | State::ForcedClosed if step.now >= self.until => {
                 self.close(None, step);
             }
@@ -388,38 +406,49 @@ impl Breaker {
     fn open(&mut self, cooldown: Nanos, reason: Reason, step: &mut Step<'_>) {
         self.until = step.now + cooldown;
         self.successes = 0;
-        self.enter(State::Open, reason, self.until + VERDICT_SLACK, step);
+        self.enter(State::Open, reason, step);
     }
 
     fn half_open(&mut self, by_redial: bool, step: &mut Step<'_>) {
         self.by_redial = by_redial;
         self.successes = 0;
         let opened_for = self.reason;
-        let verdict_until = self.start_round(step.now);
-        self.enter(State::HalfOpen, Reason::NONE, verdict_until, step);
+        self.start_round(step.now);
+        self.enter(State::HalfOpen, Reason::NONE, step);
         // Half-open still shows why it opened.
         self.reason = opened_for;
     }
 
     /// A fresh half-open verdict: all slots are free, late probes of the round before are void.
     fn begin_round(&mut self, step: &mut Step<'_>) {
-        let verdict_until = self.start_round(step.now);
-        self.set_verdict(verdict_until, step);
+        self.start_round(step.now);
+        self.set_verdict(step);
     }
 
-    fn start_round(&mut self, now: Nanos) -> Nanos {
+    fn start_round(&mut self, now: Nanos) {
         self.used = 0;
         self.round_since = now;
+        self.lease_since = None;
+        self.until = self.idle_end() + self.settings.lease().times(ROUND_LEASES);
+    }
+
+    fn slot_taken(&mut self, now: Nanos) {
+        self.lease_since.get_or_insert(now);
         self.heard = now;
-        self.round_end() + VERDICT_SLACK
     }
 
+    fn idle_end(&self) -> Nanos {
+        self.round_since + IDLE_ROUND.max(self.settings.lease())
+    }
+
+    /// Never after `until`, even if the lease was changed meanwhile: the verdict would run out.
     fn round_end(&self) -> Nanos {
-        self.round_since + self.settings.lease().times(ROUND_LEASES)
-    }
-
-    fn lease_end(&self) -> Nanos {
-        (self.heard + self.settings.lease()).min(self.round_end())
+        let lease = self.settings.lease();
+        let end = match self.lease_since {
+            None => self.idle_end(),
+            Some(first) => (self.heard + lease).min(first + lease.times(ROUND_LEASES)),
+        };
+        end.min(self.until)
     }
 
     fn close(&mut self, last_seq: Option<u64>, step: &mut Step<'_>) {
@@ -428,7 +457,7 @@ impl Breaker {
         self.misled = 0;
         self.distrust_until = Nanos::ZERO;
         self.decay_at = step.now + self.cooldown;
-        self.enter(State::Closed, Reason::NONE, Nanos::ZERO, step);
+        self.enter(State::Closed, Reason::NONE, step);
     }
 
     /// Nothing that happened until now counts any more. Without a sequence number, time decides.
@@ -441,10 +470,10 @@ impl Breaker {
         self.heard = now;
     }
 
-    fn enter(&mut self, to: State, reason: Reason, verdict_until: Nanos, step: &mut Step<'_>) {
+    fn enter(&mut self, to: State, reason: Reason, step: &mut Step<'_>) {
         let from = std::mem::replace(&mut self.state, to);
         self.reason = reason;
-        self.set_verdict(verdict_until, step);
+        self.set_verdict(step);
         // A manual state that is prolonged is no transition.
         if from != to {
             self.since = step.now;
@@ -458,10 +487,10 @@ impl Breaker {
         }
     }
 
-    fn set_verdict(&mut self, until: Nanos, step: &mut Step<'_>) {
+    fn set_verdict(&mut self, step: &mut Step<'_>) {
         self.generation = self.generation.wrapping_add(1);
         let until = if self.state.refuses() {
-            until
+            self.until + VERDICT_SLACK
         } else {
             Nanos::ZERO
         };

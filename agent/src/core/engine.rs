@@ -162,6 +162,12 @@ impl Engine {
         self.slot(row).is_some()
     }
 
+    /// A row's state, or `None` when it has no breaker in memory and is therefore closed. One
+    /// look-up, cheaper than [`Engine::view`].
+    pub fn state(&self, row: RowId) -> Option<State> {
+        Some(self.slot(row)?.breaker.state())
+    }
+
     /// A row's breaker, or `None` when it has none in memory and is therefore closed.
     pub fn view(&self, row: RowId, now: Nanos) -> Option<BreakerView> {
         let slot = self.slot(row)?;
@@ -196,10 +202,13 @@ impl Engine {
         Some(slot.breaker.window_stats(window, last_seq, now))
     }
 
-    /// Whether the row may be evicted: closed, by itself. Open, half-open and forced ones may not.
+    /// Whether the row may be evicted. Open and forced ones may not; a half-open one may, since
+    /// without calls it stays half-open and would keep its place in the table for ever.
     pub fn evictable(&self, row: RowId) -> bool {
-        self.slot(row)
-            .is_none_or(|slot| slot.breaker.state() == State::Closed)
+        match self.state(row) {
+            None | Some(State::Closed | State::HalfOpen) => true,
+            Some(State::Open | State::ForcedOpen | State::ForcedClosed) => false,
+        }
     }
 
     fn slot(&self, row: RowId) -> Option<&Slot> {

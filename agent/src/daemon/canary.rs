@@ -7,12 +7,14 @@
 //! not give, and the second connect must end with exactly that.
 
 use std::{
+    collections::HashSet,
     fs,
     io::{BufRead as _, BufReader, Write as _},
     net::{Ipv4Addr, SocketAddrV4},
     os::unix::fs::MetadataExt as _,
     path::{Path, PathBuf},
     process::{Child, ChildStdin, ChildStdout, Command, Stdio},
+    sync::{Arc, Mutex, PoisonError},
     time::{Duration, Instant},
 };
 
@@ -32,35 +34,84 @@ const CANARY_ERRNO: u16 = libc::EXFULL as u16;
 /// Longest time for one step of the canary.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// The row that a canary has left, to be given up by the caller.
-pub struct Trace {
-    /// Cgroup id of the canary's own cgroup.
-    pub cgroup_id: u64,
-    /// The row.
+/// Cgroups of canaries: their rows are nobody's business.
+#[derive(Clone, Default)]
+pub struct Hidden(Arc<Mutex<HashSet<u64>>>);
+
+impl Hidden {
+    fn set(&self) -> std::sync::MutexGuard<'_, HashSet<u64>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whether this is the cgroup (id) of a canary.
+    pub fn contains(&self, cgroup_id: u64) -> bool {
+        self.set().contains(&cgroup_id)
+    }
+
+    /// All of them.
+    pub fn all(&self) -> HashSet<u64> {
+        self.set().clone()
+    }
+
+    /// Forgets one whose row is gone.
+    pub fn remove(&self, cgroup_id: u64) {
+        self.set().remove(&cgroup_id);
+    }
+}
+
+/// What came of a proof.
+pub struct Proof {
+    /// The cgroup that was to be proven.
+    pub cgroup: PathBuf,
+    /// What was found.
+    pub finding: Finding,
+    /// Cgroup id of the canary's own cgroup, in [`Hidden`] until it is taken out.
+    pub canary: Option<u64>,
+    /// The row that the canary has left, to be given up.
     pub row: Option<RowId>,
 }
 
-/// Proves enforcement in a cgroup. `Ok` says so; the trace is to be removed either way.
-pub fn prove(table: &Table, cgroup: &Path) -> (Trace, Result<()>) {
-    let mut trace = Trace {
-        cgroup_id: 0,
-        row: None,
-    };
-    let result = run(table, cgroup, &mut trace)
-        .with_context(|| format!("prove enforcement in cgroup {}", cgroup.display()));
-    (trace, result)
+/// See [`Proof`].
+pub enum Finding {
+    /// Enforcement works there.
+    Proven,
+    /// Nothing can be said this time: the mode was changed meanwhile, or no row was free.
+    Nothing,
+    /// It does not.
+    Failed(anyhow::Error),
 }
 
-fn run(table: &Table, cgroup: &Path, trace: &mut Trace) -> Result<()> {
+/// Proves enforcement in a cgroup. Takes some 20 ms, at worst [`PATIENCE`] a step.
+pub fn prove(table: &Table, hidden: &Hidden, cgroup: &Path) -> Proof {
+    let mut proof = Proof {
+        cgroup: cgroup.to_owned(),
+        finding: Finding::Nothing,
+        canary: None,
+        row: None,
+    };
+    let found = run(table, hidden, cgroup, &mut proof)
+        .with_context(|| format!("prove enforcement in cgroup {}", cgroup.display()));
+    proof.finding = match found {
+        Ok(true) => Finding::Proven,
+        Ok(false) => Finding::Nothing,
+        Err(error) => Finding::Failed(error),
+    };
+    proof
+}
+
+/// True when enforcement is proven, false when nothing can be said.
+fn run(table: &Table, hidden: &Hidden, cgroup: &Path, proof: &mut Proof) -> Result<bool> {
     // Bound, not listening: a connect is refused, and nobody else can take the port meanwhile.
     let held = socket(AddressFamily::INET, SocketType::STREAM, None).context("make a socket")?;
     bind(&held, &SocketAddrV4::new(Ipv4Addr::LOCALHOST, 0)).context("bind a loopback port")?;
     let address = SocketAddrV4::try_from(getsockname(&held).context("name the loopback port")?)?;
 
     let nest = Nest::make(cgroup)?;
-    trace.cgroup_id = nest.id;
+    hidden.set().insert(nest.id);
+    proof.canary = Some(nest.id);
     let mut canary = Canary::start(&nest, address.port())?;
 
+    let without_row = table.counters().without_row;
     canary.connect()?;
     let find = || {
         table.used().find(|(_, row)| {
@@ -68,16 +119,19 @@ fn run(table: &Table, cgroup: &Path, trace: &mut Trace) -> Result<()> {
         })
     };
     let Some((id, row)) = find() else {
+        if table.counters().without_row != without_row {
+            return Ok(false);
+        }
         bail!("a connect from there was not seen: the programs are attached but do not run");
     };
-    trace.row = Some(id);
+    proof.row = Some(id);
     ensure!(
         row.attempts == 1,
         "a connect from there was seen but not followed (sock_ops)"
     );
     let mode = table.mode();
     if mode == Mode::OFF {
-        return Ok(());
+        return Ok(true);
     }
     // Whatever policy loopback has, the canary's own row has none.
     table.set_settings(
@@ -95,6 +149,9 @@ fn run(table: &Table, cgroup: &Path, trace: &mut Trace) -> Result<()> {
     table.set_verdict(id, verdict, Nanos(clock::now().0 + 60_000_000_000), 1);
     let errno = canary.connect()?;
     let (_, row): (RowId, Row) = find().context("the canary's row is gone")?;
+    if table.mode() != mode {
+        return Ok(false);
+    }
     if mode == Mode::ENFORCE {
         ensure!(
             errno == i32::from(CANARY_ERRNO) && row.rejected_breaker == 1,
@@ -107,7 +164,23 @@ fn run(table: &Table, cgroup: &Path, trace: &mut Trace) -> Result<()> {
             "a connect from there was not judged"
         );
     }
-    Ok(())
+    Ok(true)
+}
+
+/// Name of a canary's cgroup, before the agent's process id.
+const NEST: &str = "backstop-canary-";
+
+/// Removes canary cgroups that a killed agent has left below a cgroup: an empty one in the way
+/// keeps its parent from being removed.
+pub fn sweep(cgroup: &Path) {
+    for entry in fs::read_dir(cgroup).into_iter().flatten().flatten() {
+        let name = entry.file_name();
+        let owner = name.to_str().and_then(|name| name.strip_prefix(NEST));
+        if owner.is_some_and(|pid| !Path::new("/proc").join(pid).exists()) {
+            // Not empty, or gone already: not ours to mend.
+            let _ = fs::remove_dir(entry.path());
+        }
+    }
 }
 
 /// A cgroup below the one to be proven, removed again on drop.
@@ -118,7 +191,7 @@ struct Nest {
 
 impl Nest {
     fn make(cgroup: &Path) -> Result<Self> {
-        let path = cgroup.join(format!("backstop-canary-{}", std::process::id()));
+        let path = cgroup.join(format!("{NEST}{}", std::process::id()));
         match fs::create_dir(&path) {
             // Left over from a run that was killed: pids are used again.
             Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => {}

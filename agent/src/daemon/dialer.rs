@@ -6,7 +6,7 @@
 
 use std::{
     net::{IpAddr, Ipv6Addr, SocketAddr, SocketAddrV6},
-    os::fd::OwnedFd,
+    os::fd::{AsRawFd as _, OwnedFd},
     sync::mpsc,
     time::Duration,
 };
@@ -96,7 +96,7 @@ fn begin(
         inode: dial.netns_inode,
         pid: dial.pid,
     };
-    match namespaces.within(place, || Ok(open(address(&target))?)) {
+    match namespaces.within(place, || Ok(open(&target)?)) {
         Ok(Some(socket)) => {
             let longest = match dial.timeout_ms {
                 0 => LONGEST,
@@ -118,18 +118,42 @@ fn begin(
 }
 
 /// Begins a connect; `None` when it was established at once.
-fn open(address: SocketAddr) -> Result<Option<OwnedFd>, Errno> {
+fn open(target: &DialTarget) -> Result<Option<OwnedFd>, Errno> {
+    let address = address(target);
     let family = match address {
         SocketAddr::V4(_) => AddressFamily::INET,
         SocketAddr::V6(_) => AddressFamily::INET6,
     };
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let socket = socket_with(family, SocketType::STREAM, flags, None)?;
+    // Inodes of namespaces are used again, cookies are not.
+    if netns_cookie(&socket).is_some_and(|cookie| cookie != target.netns_cookie) {
+        return Err(Errno::NXIO);
+    }
     match connect(&socket, &address) {
         Ok(()) => Ok(None),
         Err(Errno::INPROGRESS) => Ok(Some(socket)),
         Err(error) => Err(error),
     }
+}
+
+/// Cookie of the network namespace that a socket was made in; `None` on kernels that do not tell.
+fn netns_cookie(socket: &OwnedFd) -> Option<u64> {
+    /// include/uapi/asm-generic/socket.h, since 5.14; not in the libc crate.
+    const SO_NETNS_COOKIE: libc::c_int = 71;
+    let mut cookie = 0_u64;
+    let mut length = size_of::<u64>() as libc::socklen_t;
+    // SAFETY: an open descriptor, and a buffer of the length given.
+    let result = unsafe {
+        libc::getsockopt(
+            socket.as_raw_fd(),
+            libc::SOL_SOCKET,
+            SO_NETNS_COOKIE,
+            (&raw mut cookie).cast(),
+            &raw mut length,
+        )
+    };
+    (result == 0).then_some(cookie)
 }
 
 /// Reports what has ended, waiting at most one turn.

@@ -1,16 +1,17 @@
 //! Giving rows of idle destinations back to the kernel before it runs out of them.
 //!
-//! A row goes through three steps: no key leads to it any more; no program run can still hold it
-//! (a grace period of the kernel's RCU); no socket waits on it. Then it is emptied and free.
+//! A row goes through four steps: no key leads to it any more; no program run still holds it (a
+//! grace period); it is disowned, so that no connect begins on it any more (another grace period);
+//! and when the connects that have begun are over, it is emptied and free.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 
 use agent_common::OTHER_ROW;
 use anyhow::Result;
 
 use crate::{
     core::RowId,
-    kernel::{Kernel, Table},
+    kernel::{Kernel, Table, grace::wait_for_programs},
 };
 
 /// Share of rows that may be in use before the idlest are given up, per mille.
@@ -43,22 +44,34 @@ impl Evictions {
             return Vec::new();
         }
         let leaving: HashSet<u32> = self.draining.iter().copied().collect();
-        let mut idle: Vec<(u64, RowId)> = table
-            .used()
-            .filter(|(id, row)| {
-                id.index != OTHER_ROW && row.in_flight == 0 && !leaving.contains(&id.index)
-            })
-            .map(|(id, row)| (row.last_connect_ns, id))
-            .collect();
-        let wanted = (capacity * STEP_PER_MILLE / 1000).max(1) as usize;
-        // Twice as many as wanted: some have open breakers, which stay.
-        let take = (wanted * 2).min(idle.len());
+        let mut owners: HashMap<u64, usize> = HashMap::new();
+        let mut idle: Vec<(bool, u64, RowId, u64)> = Vec::new();
+        for (id, row) in table.used() {
+            if id.index == OTHER_ROW {
+                continue;
+            }
+            *owners.entry(row.key.cgroup_id).or_default() += 1;
+            if row.in_flight == 0 && !leaving.contains(&id.index) {
+                idle.push((true, row.last_connect_ns, id, row.key.cgroup_id));
+            }
+        }
+        // A workload that takes most of the table (a scanner, a crawler) pays first.
+        let greedy = owners.iter().max_by_key(|(_, rows)| **rows);
+        if let Some((greedy, rows)) = greedy
+            && rows * 2 > idle.len()
+        {
+            for row in &mut idle {
+                row.0 = row.3 != *greedy;
+            }
+        }
+        // More than wanted: some have open breakers, which stay.
+        let take = (Self::step(table) * 4).min(idle.len());
         if take < idle.len() {
             idle.select_nth_unstable(take);
         }
         idle.truncate(take);
         idle.sort_unstable();
-        idle.into_iter().map(|(_, id)| id).collect()
+        idle.into_iter().map(|(_, _, id, _)| id).collect()
     }
 
     /// How many of the candidates to give up.
@@ -72,14 +85,26 @@ impl Evictions {
     /// When a row cannot be returned to the kernel.
     pub fn give_up(&mut self, kernel: &mut Kernel, rows: &[RowId]) -> Result<()> {
         let table = kernel.table();
+        let mut leaving = Vec::with_capacity(rows.len());
         for id in rows {
-            if let Some(row) = table.owned(*id) {
+            let Some(row) = table.owned(*id).filter(|row| row.created_ns != 0) else {
+                continue;
+            };
+            if kernel.row_of(&row.key) == Some(id.index) {
                 kernel.forget_key(&row.key);
-                self.draining.push(id.index);
-                self.total += 1;
+                leaving.push(id.index);
             }
         }
+        if leaving.is_empty() {
+            return Ok(());
+        }
         wait_for_programs();
+        for index in &leaving {
+            table.disown(*index);
+        }
+        wait_for_programs();
+        self.total += leaving.len() as u64;
+        self.draining.append(&mut leaving);
         self.drain(kernel)
     }
 
@@ -89,40 +114,31 @@ impl Evictions {
     /// As [`Evictions::give_up`].
     pub fn drain(&mut self, kernel: &mut Kernel) -> Result<()> {
         let table = kernel.table();
-        let mut waiting = Vec::new();
-        for index in std::mem::take(&mut self.draining) {
+        let mut result = Ok(());
+        self.draining.retain(|&index| {
             let Some(row) = table.row(index) else {
-                continue;
+                return false;
             };
             if row.in_flight != 0 {
-                waiting.push(index);
-                continue;
+                return true;
             }
-            kernel.free_row(index)?;
-            self.freed += 1;
-            if row.histogram != 0 {
-                kernel.free_histogram(row.histogram - 1)?;
+            let freed = kernel.free_row(index).and_then(|()| {
+                if row.histogram == 0 {
+                    return Ok(());
+                }
+                kernel.free_histogram(row.histogram - 1)
+            });
+            match freed {
+                Ok(()) => self.freed += 1,
+                Err(error) => result = Err(error),
             }
-        }
-        self.draining = waiting;
-        Ok(())
+            false
+        });
+        result
     }
 
     /// Indexes of rows on their way out: they belong to nobody any more.
     pub fn leaving(&self) -> &[u32] {
         &self.draining
-    }
-}
-
-/// Waits until every program run that is under way has ended: MEMBARRIER_CMD_GLOBAL is a
-/// `synchronize_rcu()` (kernel/sched/membarrier.c), and programs run inside an RCU read section
-/// (include/linux/bpf-cgroup.h, `bpf_prog_run_array_cg`).
-fn wait_for_programs() {
-    const MEMBARRIER_CMD_GLOBAL: libc::c_int = 1;
-    // SAFETY: no memory is passed.
-    let result = unsafe { libc::syscall(libc::SYS_membarrier, MEMBARRIER_CMD_GLOBAL, 0, 0) };
-    if result != 0 {
-        // Not with nohz_full CPUs: then wait longer than any grace period is in practice.
-        std::thread::sleep(std::time::Duration::from_millis(100));
     }
 }

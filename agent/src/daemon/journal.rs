@@ -27,10 +27,12 @@ pub struct Journal {
 }
 
 struct Inner {
-    /// Decisions and everything else that is shown without `all`.
-    kept: VecDeque<Arc<EventRecord>>,
-    /// Failures and calls, in a ring of their own so that they push out no decision.
-    all: VecDeque<Arc<EventRecord>>,
+    /// Decisions, and whatever else is rare.
+    decisions: VecDeque<Arc<EventRecord>>,
+    /// Timeouts and refusals: they may be many, and must push out no decision.
+    firings: VecDeque<Arc<EventRecord>>,
+    /// Failures and calls, shown only with `all`.
+    calls: VecDeque<Arc<EventRecord>>,
     limit: usize,
     log: LogLimit,
 }
@@ -40,8 +42,9 @@ impl Journal {
     pub fn new(limit: usize) -> Self {
         Self {
             inner: Mutex::new(Inner {
-                kept: VecDeque::new(),
-                all: VecDeque::new(),
+                decisions: VecDeque::new(),
+                firings: VecDeque::new(),
+                calls: VecDeque::new(),
                 limit,
                 log: LogLimit::default(),
             }),
@@ -55,10 +58,10 @@ impl Journal {
         let mut inner = self.inner.lock().unwrap_or_else(PoisonError::into_inner);
         let limit = inner.limit;
         inner.log.line(&record);
-        let ring = if record.event.only_with_all() {
-            &mut inner.all
-        } else {
-            &mut inner.kept
+        let ring = match &record.event {
+            Event::Failure { .. } | Event::Calls { .. } => &mut inner.calls,
+            Event::Timeout { .. } | Event::Rejected { .. } => &mut inner.firings,
+            _ => &mut inner.decisions,
         };
         if limit > 0 {
             if ring.len() >= limit {
@@ -71,14 +74,25 @@ impl Journal {
         let _ = self.followers.send(record);
     }
 
-    /// Kept records, oldest first, and those to come.
+    /// Kept records, oldest first, and those to come. Of decisions and firings together so many
+    /// are shown as are kept, and at least half of that of either, if there are.
     pub fn feed(&self, all: bool) -> EventFeed {
         let inner = self.inner.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut kept: Vec<_> = inner.kept.iter().cloned().collect();
+        let (decisions, firings) = (inner.decisions.len(), inner.firings.len());
+        let half = inner.limit / 2;
+        let shown = decisions.min(half.max(inner.limit.saturating_sub(firings)));
+        let fired = firings.min(inner.limit.saturating_sub(shown));
+        let mut kept: Vec<_> = inner
+            .decisions
+            .iter()
+            .skip(decisions - shown)
+            .chain(inner.firings.iter().skip(firings - fired))
+            .cloned()
+            .collect();
         if all {
-            kept.extend(inner.all.iter().cloned());
-            kept.sort_by_key(|record| record.time);
+            kept.extend(inner.calls.iter().cloned());
         }
+        kept.sort_by_key(|record| record.time);
         EventFeed {
             kept,
             coming: self.followers.subscribe(),
@@ -251,6 +265,31 @@ mod tests {
         assert!(feed.coming.try_recv().is_err());
         journal.publish(Timestamp::from_unix_ms(9), loss(9));
         assert_eq!(feed.coming.try_recv().unwrap().event, loss(9));
+    }
+
+    #[test]
+    fn timeouts_push_out_no_decision() {
+        let timeout = || Event::Rejected {
+            destination: "10.0.0.5:5432".to_owned(),
+            workload: "/".to_owned(),
+            netns: None,
+            reason: "breaker".to_owned(),
+            count: 1,
+            pid: 1,
+            comm: "curl".to_owned(),
+            mode: crate::control::api::Mode::Enforce,
+            generation: 1,
+        };
+        let journal = Journal::new(4);
+        for lost in 0..3 {
+            journal.publish(Timestamp::from_unix_ms(lost), loss(lost));
+        }
+        for i in 0..100 {
+            journal.publish(Timestamp::from_unix_ms(10 + i), timeout());
+        }
+        let kept = journal.feed(false).kept;
+        assert_eq!(kept.len(), 4);
+        assert_eq!([&kept[0].event, &kept[1].event], [&loss(1), &loss(2)]);
     }
 
     #[test]

@@ -10,7 +10,7 @@ use std::{
 };
 
 use agent_common::{
-    EventKind, Mode, OTHER_ROW, Row as KernelRow, Verdict,
+    EventKind, Mode, OTHER_ROW, Row as KernelRow, Settings, Verdict,
     event::{EVENT_OUR_TIMEOUT, EVENT_WOULD},
     row::ROW_PROTECTED,
     verdict::{STATE_FORCED_CLOSED, STATE_FORCED_OPEN},
@@ -20,7 +20,7 @@ use tokio::sync::oneshot;
 
 use super::{
     backend::{Handle, Request},
-    canary,
+    canary::{Finding, Hidden, Proof},
     evict::Evictions,
     journal::{Journal, WallClock},
     latency::Latencies,
@@ -43,6 +43,9 @@ use crate::{
     kernel::{Kernel, Table, cgroup::Names, clock, events::comm},
     policy::{self, Config, Destination, DestinationArg},
 };
+
+/// How often lost events are made up for: that looks at every row.
+const LOSSES_EVERY: Nanos = Nanos::from_secs(1);
 
 /// Rounds of eviction in one turn of the loop, when destinations come faster than one can clear.
 const EVICTION_ROUNDS: u32 = 4;
@@ -112,8 +115,12 @@ pub struct Node {
     pub(super) latencies: Latencies,
     pub(super) tally: Tally,
     /// Cgroup ids of our own canaries.
-    pub(super) hidden: HashSet<u64>,
+    pub hidden: Hidden,
     standing: Vec<Standing>,
+    /// Rows whose workload's name was not to be had when they were new.
+    unnamed: Vec<RowId>,
+    /// When losses were last looked at.
+    losses_at: Nanos,
     /// Refusals that the last `rejected` event of a row had counted.
     reported: HashMap<RowId, u64>,
     lost: u64,
@@ -154,8 +161,10 @@ impl Node {
             evictions: Evictions::default(),
             latencies: Latencies::default(),
             tally: Tally::default(),
-            hidden: HashSet::new(),
+            hidden: Hidden::default(),
             standing: Vec::new(),
+            unnamed: Vec::new(),
+            losses_at: Nanos(0),
             reported: HashMap::new(),
             lost: 0,
         }
@@ -228,7 +237,7 @@ impl Node {
     fn shown(&self, id: RowId) -> Option<KernelRow> {
         self.table
             .owned(id)
-            .filter(|row| !self.hidden.contains(&row.key.cgroup_id))
+            .filter(|row| !self.hidden.contains(row.key.cgroup_id))
     }
 
     /// A row's policy may depend on its workload, which only we can name; and a manual state may
@@ -240,9 +249,20 @@ impl Node {
         }
         let destination = Destination::from_key(&row.key);
         let workload = self.names.name(row.key.cgroup_id, row.last_pid);
-        let settings = self.plan.settings_for(&destination, &workload);
+        if !self.names.knows(row.key.cgroup_id) {
+            // Nobody could be asked just now: the policy may depend on the name.
+            self.unnamed.push(id);
+        }
+        let settings = Settings {
+            // Adapted to the destination since.
+            gave_up_ms: row.settings.gave_up_ms,
+            // The verdict's.
+            probe_limit: row.settings.probe_limit,
+            ..self.plan.settings_for(&destination, &workload)
+        };
         if settings != row.settings {
-            self.table.set_settings(id, settings);
+            self.table
+                .set_settings(id, self.plan.settings_for(&destination, &workload));
             self.commander.send(Command::Reconfigure(id));
         }
         if settings.flags & ROW_PROTECTED != 0 {
@@ -257,7 +277,11 @@ impl Node {
                     .as_ref()
                     .is_none_or(|wanted| *wanted == workload)
         });
-        if let Some(standing) = standing {
+        let state = Verdict::unpack(row.verdict).state;
+        if let Some(standing) = standing
+            && state != STATE_FORCED_OPEN
+            && state != STATE_FORCED_CLOSED
+        {
             let order = order(standing.trip, standing.until);
             self.commander.send(Command::Manual(vec![id], order));
         }
@@ -367,7 +391,7 @@ impl Node {
             plan: &self.plan,
             views,
             latencies: &self.latencies,
-            hidden: &self.hidden,
+            hidden: self.hidden.all(),
             leaving: self.evictions.leaving(),
             now: clock::now(),
         }
@@ -383,7 +407,7 @@ impl Node {
             plan: &self.plan,
             views: &views,
             latencies: &self.latencies,
-            hidden: &self.hidden,
+            hidden: self.hidden.all(),
             leaving: self.evictions.leaving(),
             now: clock::now(),
         };
@@ -431,12 +455,13 @@ impl Node {
                  never refused"
             )));
         }
+        let hidden = self.hidden.all();
         let rows: Vec<RowId> = self
             .table
             .used()
             .filter(|(id, row)| {
                 id.index != OTHER_ROW
-                    && !self.hidden.contains(&row.key.cgroup_id)
+                    && !hidden.contains(&row.key.cgroup_id)
                     && Destination::from_key(&row.key) == *address
                     && workload.as_ref().is_none_or(|wanted| {
                         self.names.name(row.key.cgroup_id, row.last_pid) == *wanted
@@ -630,9 +655,10 @@ impl Node {
             .set_policies(&plan.settings, &plan.entries)
             .context("put the policies into the kernel")?;
         self.plan = plan;
+        let hidden = self.hidden.all();
         let rows: Vec<(RowId, KernelRow)> = self.table.used().skip(1).collect();
         for (id, row) in rows {
-            if self.hidden.contains(&row.key.cgroup_id) {
+            if hidden.contains(&row.key.cgroup_id) {
                 continue;
             }
             let workload = self.names.name(row.key.cgroup_id, row.last_pid);
@@ -641,8 +667,13 @@ impl Node {
                 .settings_for(&Destination::from_key(&row.key), &workload);
             self.table.set_settings(id, settings);
         }
+        self.gave_up_times();
         self.commander.send(Command::Plan(Arc::clone(&self.plan)));
+        let before = self.table.mode();
         self.table.set_mode(self.kernel_mode());
+        if before == Mode::ENFORCE && self.kernel_mode() != Mode::ENFORCE {
+            settle::settle(&mut self.kernel);
+        }
         Ok(())
     }
 
@@ -656,7 +687,10 @@ impl Node {
         {
             tracing::error!("the pause is over but cannot be ended: {error}");
         }
-        self.losses();
+        self.losses(now);
+        for id in std::mem::take(&mut self.unnamed) {
+            self.new_row(id);
+        }
         self.expire_standing(now);
         if let Err(error) = self.evict().await {
             tracing::error!("giving up rows failed: {error:#}");
@@ -678,7 +712,7 @@ impl Node {
         }
         if self.tally.is_due(now) {
             let clock = WallClock::read();
-            let (names, hidden) = (&mut self.names, &self.hidden);
+            let (names, hidden) = (&mut self.names, self.hidden.all());
             self.tally
                 .calls(&self.journal, &self.table, now, clock, |id, row| {
                     (!hidden.contains(&row.key.cgroup_id)).then(|| Subject {
@@ -713,7 +747,11 @@ impl Node {
         }
     }
 
-    fn losses(&mut self) {
+    fn losses(&mut self, now: Nanos) {
+        if now.0.saturating_sub(self.losses_at.0) < LOSSES_EVERY.0 {
+            return;
+        }
+        self.losses_at = now;
         let lost = self.table.lost_events() + self.reactor.dropped.load(Ordering::Relaxed);
         if lost != self.lost {
             let message = "events found no room and were dropped; counters and breakers do not \
@@ -803,40 +841,57 @@ impl Node {
         }
     }
 
-    /// Proves enforcement in every attached cgroup and says so; true when it holds everywhere.
-    pub fn prove(&mut self) -> Result<()> {
-        let paths: Vec<PathBuf> = self
-            .kernel
+    /// Takes in what the canaries have found, and says whether the agent is ready.
+    ///
+    /// # Errors
+    /// When enforcement failed in every cgroup.
+    pub fn proven(&mut self, proofs: Vec<Proof>) -> Result<()> {
+        let rows: Vec<RowId> = proofs.iter().filter_map(|proof| proof.row).collect();
+        if let Err(error) = self.evictions.give_up(&mut self.kernel, &rows) {
+            tracing::error!("{error:#}");
+        }
+        // Nobody else was given up for them.
+        self.evictions.total = self.evictions.total.saturating_sub(rows.len() as u64);
+        let count = proofs.len();
+        let mut failures = Vec::new();
+        let mut is_news = false;
+        for proof in proofs {
+            if let Some(canary) = proof.canary {
+                self.hidden.remove(canary);
+            }
+            match proof.finding {
+                Finding::Proven => is_news = true,
+                Finding::Nothing => {}
+                Finding::Failed(error) => {
+                    is_news = true;
+                    self.safety(format!("{error:#}"));
+                    failures.push(error);
+                }
+            }
+        }
+        if is_news {
+            match failures.first() {
+                None => self
+                    .handle
+                    .set_ready(true, "enforcement is proven".to_owned()),
+                Some(error) => self.handle.set_ready(false, format!("{error:#}")),
+            }
+        }
+        if failures.len() == count
+            && let Some(error) = failures.pop()
+        {
+            return Err(error);
+        }
+        Ok(())
+    }
+
+    /// Paths of the attached cgroups.
+    pub fn attached(&self) -> Vec<PathBuf> {
+        self.kernel
             .attachments()
             .iter()
             .map(|a| a.path.clone())
-            .collect();
-        let mut result = Ok(());
-        for path in paths {
-            let (trace, proven) = canary::prove(&self.table, &path);
-            self.hidden.insert(trace.cgroup_id);
-            if let Some(row) = trace.row {
-                let given_up = self.evictions.give_up(&mut self.kernel, &[row]);
-                self.evictions.total = self.evictions.total.saturating_sub(1);
-                if let Err(error) = given_up {
-                    tracing::error!("{error:#}");
-                }
-            }
-            if let Err(error) = proven {
-                result = Err(error);
-            }
-        }
-        // The canaries' rows are gone; ids are never used again.
-        if self.evictions.leaving().is_empty() {
-            self.hidden.clear();
-        }
-        match &result {
-            Ok(()) => self
-                .handle
-                .set_ready(true, "enforcement is proven".to_owned()),
-            Err(error) => self.handle.set_ready(false, format!("{error:#}")),
-        }
-        result
+            .collect()
     }
 
     /// Reports that enforcement is not what it should be.

@@ -5,7 +5,7 @@
 //! sends SIGXCPU, and the handler puts the thread back to normal priority, so that neither a bug
 //! nor a flood of events can take a CPU away from the node.
 
-use std::sync::atomic::{AtomicI32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
 
 use anyhow::{Context as _, Result};
 
@@ -14,44 +14,54 @@ const CAP_US: u64 = 100_000;
 
 /// Kernel thread id of the event thread; 0: none at real-time priority.
 static EVENT_THREAD: AtomicI32 = AtomicI32::new(0);
+/// Whether SIGXCPU is handled; without that it would end the process.
+static INSTALLED: AtomicBool = AtomicBool::new(false);
 
-/// Installs the cap. Once per process, before [`raise`].
+/// Installs the handler that drops the priority. Once per process, before [`raise`].
 ///
 /// # Errors
-/// When the limit cannot be set or the handler not installed.
-pub fn install_cap() -> Result<()> {
+/// When the handler cannot be installed.
+pub fn install() -> Result<()> {
     // SAFETY: the handler makes one system call and touches one atomic.
     unsafe { signal_hook::low_level::register(libc::SIGXCPU, drop_priority) }
         .context("install the handler for SIGXCPU")?;
-    let limit = libc::rlimit {
-        rlim_cur: CAP_US,
-        rlim_max: libc::RLIM_INFINITY,
-    };
-    // SAFETY: a valid struct.
-    let result = unsafe { libc::setrlimit(libc::RLIMIT_RTTIME, &raw const limit) };
-    if result == 0 {
-        return Ok(());
-    }
-    // The hard limit may be lower already and not ours to raise.
-    let limit = libc::rlimit {
-        rlim_cur: CAP_US,
-        rlim_max: CAP_US * 10,
-    };
-    // SAFETY: as above.
-    let result = unsafe { libc::setrlimit(libc::RLIMIT_RTTIME, &raw const limit) };
-    if result == 0 {
-        Ok(())
-    } else {
-        Err(std::io::Error::last_os_error()).context("limit the run time of real-time threads")
-    }
+    INSTALLED.store(true, Ordering::Relaxed);
+    Ok(())
 }
 
-/// Raises the calling thread; false where that is not allowed (no CAP_SYS_NICE).
+/// Raises the calling thread; false where that is not allowed (no CAP_SYS_NICE), or where its run
+/// time cannot be capped.
 pub fn raise() -> bool {
+    if !INSTALLED.load(Ordering::Relaxed) || arm_cap().is_err() {
+        return false;
+    }
     let tid = rustix::thread::gettid().as_raw_nonzero().get();
     EVENT_THREAD.store(tid, Ordering::Relaxed);
     // Threads and processes that it starts do not inherit the priority.
     set_policy(tid, libc::SCHED_FIFO | libc::SCHED_RESET_ON_FORK, 1)
+}
+
+/// Sets the soft limit. Again before each raise: with each SIGXCPU the kernel adds a second to it
+/// (kernel/time/posix-cpu-timers.c, `check_thread_timers`).
+fn arm_cap() -> std::io::Result<()> {
+    let mut limit = libc::rlimit {
+        rlim_cur: 0,
+        rlim_max: 0,
+    };
+    // SAFETY: a valid struct.
+    if unsafe { libc::getrlimit(libc::RLIMIT_RTTIME, &raw mut limit) } != 0 {
+        return Err(std::io::Error::last_os_error());
+    }
+    // At the hard limit the kernel kills: there must be room for the handler.
+    if limit.rlim_max < 2 * CAP_US {
+        return Err(std::io::ErrorKind::InvalidInput.into());
+    }
+    limit.rlim_cur = CAP_US;
+    // SAFETY: a valid struct.
+    if unsafe { libc::setrlimit(libc::RLIMIT_RTTIME, &raw const limit) } != 0 {
+        return Err(std::io::Error::last_os_error());
+    }
+    Ok(())
 }
 
 /// Whether the priority was dropped since [`raise`].

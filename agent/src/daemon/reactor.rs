@@ -18,7 +18,7 @@ use agent_common::{
     Event as KernelEvent, EventKind, OTHER_ROW, Verdict,
     event::{OUTCOME_ABANDONED, OUTCOME_ESTABLISHED, OUTCOME_LOCAL},
     row::ROW_PROTECTED,
-    verdict::{STATE_FORCED_CLOSED, STATE_FORCED_OPEN},
+    verdict::{STATE_FORCED_CLOSED, STATE_FORCED_OPEN, unpack_probe_slots},
 };
 use anyhow::{Context as _, Result};
 use aya::maps::{MapData, RingBuf};
@@ -36,6 +36,8 @@ use crate::{
 const LONGEST_SLEEP: Duration = Duration::from_millis(500);
 /// Age at which the kernel takes the agent for dead and lets everything pass.
 pub const HEARTBEAT_MAX_AGE: Nanos = Nanos::from_secs(3);
+/// How often lost events are made up for.
+const LOSSES_EVERY: Nanos = Nanos::from_millis(250);
 /// Events handled before deadlines and commands get their turn.
 const BATCH: usize = 256;
 /// Notices that may wait for the select loop.
@@ -153,6 +155,7 @@ impl Reactor {
             dropped: Arc::clone(&dropped),
             actions: Vec::with_capacity(64),
             lost,
+            losses_at: Nanos(0),
             raised_at: Nanos(0),
         };
         let thread = std::thread::Builder::new()
@@ -212,6 +215,7 @@ struct Worker {
     dropped: Arc<AtomicU64>,
     actions: Vec<Action>,
     lost: u64,
+    losses_at: Nanos,
     raised_at: Nanos,
 }
 
@@ -443,13 +447,16 @@ impl Worker {
         }
     }
 
-    /// After lost events: look at every window with failures, so that nothing is missed.
+    /// After lost events: look at every window with failures and at every probe slot, so that
+    /// nothing is missed. Not more often than [`LOSSES_EVERY`]: it takes a look at every row.
     fn losses(&mut self) {
         let lost = self.table.lost_events();
-        if lost == self.lost {
+        let now = clock::now();
+        if lost == self.lost || now.0.saturating_sub(self.losses_at.0) < LOSSES_EVERY.0 {
             return;
         }
         self.lost = lost;
+        self.losses_at = now;
         for index in 1..self.table.len() {
             let (_, failures) = self.table.calls(index);
             if failures == 0 {
@@ -462,8 +469,16 @@ impl Worker {
                 index,
                 incarnation: row.incarnation,
             };
-            if self.known(id) {
-                self.calls(id);
+            if !self.known(id) {
+                continue;
+            }
+            self.calls(id);
+            let (generation, taken) = unpack_probe_slots(row.probe_slots);
+            if taken > 0 {
+                self.handle(Event::ProbeStarted {
+                    row: id,
+                    generation,
+                });
             }
         }
         self.perform(None);

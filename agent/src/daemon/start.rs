@@ -13,11 +13,13 @@ use agent_common::{Control, Mode};
 use anyhow::{Context as _, Result, bail};
 use tokio::{
     signal::unix::{SignalKind, signal},
+    task::JoinHandle,
     time::{MissedTickBehavior, interval},
 };
 
 use super::{
     backend::Handle,
+    canary::{self, Proof},
     dialer,
     journal::Journal,
     node::{Node, Source},
@@ -109,7 +111,10 @@ fn start(args: RunArgs) -> Result<()> {
         .enable_all()
         .build()
         .context("start the runtime")?;
-    runtime.block_on(async move { serve(args, source, config, mount, cgroups).await })
+    let result = runtime.block_on(serve(args, source, config, mount, cgroups));
+    // A canary that a frozen cgroup holds up must not hold up the end.
+    runtime.shutdown_background();
+    result
 }
 
 async fn serve(
@@ -133,7 +138,7 @@ async fn serve(
         None => "none".to_owned(),
     };
     let pause = Pause::restore(&args.state_dir)?;
-    if let Err(error) = priority::install_cap() {
+    if let Err(error) = priority::install() {
         tracing::warn!("{error:#}");
     }
 
@@ -175,7 +180,12 @@ async fn serve(
     dialer::start(orders, reactor.commander())?;
     let journal = Arc::new(Journal::new(events_kept));
     let (handle, mut requests) = Handle::new(Arc::clone(&journal), Arc::clone(&table));
+    // From here on a signal must not end the process without settling.
+    let mut hangup = signal(SignalKind::hangup()).context("wait for SIGHUP")?;
+    let mut terminate = signal(SignalKind::terminate()).context("wait for SIGTERM")?;
+    let mut interrupt = signal(SignalKind::interrupt()).context("wait for SIGINT")?;
     for path in &cgroups {
+        canary::sweep(path);
         kernel.attach(path)?;
     }
     let file = source.file.clone();
@@ -192,7 +202,11 @@ async fn serve(
         pause,
     );
     table.set_mode(node.kernel_mode());
-    node.prove()?;
+    let proofs = prove(&node).await.context("wait for the canaries")?;
+    if let Err(error) = node.proven(proofs) {
+        node.stop();
+        return Err(error);
+    }
     node.ready_at = clock::now();
 
     let limits = Limits::default();
@@ -201,9 +215,6 @@ async fn serve(
     if let Some(listener) = http {
         tokio::spawn(serve_http(listener, backend, limits));
     }
-    let mut hangup = signal(SignalKind::hangup()).context("wait for SIGHUP")?;
-    let mut terminate = signal(SignalKind::terminate()).context("wait for SIGTERM")?;
-    let mut interrupt = signal(SignalKind::interrupt()).context("wait for SIGINT")?;
     let mut watch = match &file {
         Some(file) => Some(Watch::new(file)?),
         None => None,
@@ -211,9 +222,10 @@ async fn serve(
     started(&node, &args, mode, &listening)?;
 
     let mut tick = every(TICK);
-    let mut prove = every(PROVE_EVERY);
+    let mut prove_again = every(PROVE_EVERY);
     let mut check_cgroups = every(CGROUPS_EVERY);
-    prove.reset();
+    prove_again.reset();
+    let mut proofs: Option<JoinHandle<Vec<Proof>>> = None;
     loop {
         tokio::select! {
             Some(notice) = notices.recv() => {
@@ -231,10 +243,12 @@ async fn serve(
                 node.tick().await;
                 watchdog(&node);
             }
-            _ = prove.tick() => {
-                if let Err(error) = node.prove() {
-                    node.safety(format!("{error:#}"));
-                }
+            // One round at a time: a frozen cgroup may hold it up.
+            _ = prove_again.tick(), if proofs.is_none() => proofs = Some(prove(&node)),
+            found = finished(&mut proofs) => {
+                proofs = None;
+                // A failure is an event, and shows in /readyz.
+                let _ = node.proven(found);
             }
             _ = check_cgroups.tick() => node.check_cgroups(),
             _ = hangup.recv() => reload(&mut node),
@@ -297,6 +311,29 @@ fn reload(node: &mut Node) {
 fn watchdog(node: &Node) {
     if crate::control::Backend::health(&*node.handle).alive {
         let _ = sd_notify::notify(&[sd_notify::NotifyState::Watchdog]);
+    }
+}
+
+/// Has canaries prove enforcement, on a thread of their own: a workload can make them wait.
+fn prove(node: &Node) -> JoinHandle<Vec<Proof>> {
+    let (table, hidden, paths) = (
+        Arc::clone(&node.table),
+        node.hidden.clone(),
+        node.attached(),
+    );
+    tokio::task::spawn_blocking(move || {
+        paths
+            .iter()
+            .map(|path| canary::prove(&table, &hidden, path))
+            .collect()
+    })
+}
+
+async fn finished(proofs: &mut Option<JoinHandle<Vec<Proof>>>) -> Vec<Proof> {
+    match proofs {
+        // A panic over there proves nothing.
+        Some(proofs) => proofs.await.unwrap_or_default(),
+        None => std::future::pending().await,
     }
 }
 

@@ -42,6 +42,8 @@ pub struct Tally {
     /// Number of the last call that was written down, by index of the row.
     written: Vec<u64>,
     last: Option<Nanos>,
+    /// Row at which the next look at all rows begins: where the last one had enough.
+    next: u32,
     /// Configurations taken over after the start.
     pub reloads_good: u64,
     /// Configurations refused.
@@ -149,7 +151,8 @@ impl Tally {
     ) {
         self.last = Some(now);
         let mut left = RUNS_AT_A_TIME;
-        for index in OTHER_ROW + 1..table.len() {
+        let begin = std::mem::take(&mut self.next).clamp(OTHER_ROW + 1, table.len());
+        for index in begin..table.len() {
             // One word for most rows: those without news.
             let (calls, _) = table.calls(index);
             let seen = self.written(index);
@@ -172,9 +175,10 @@ impl Tally {
             if let Some(subject) = subject(id, &row) {
                 self.run(journal, table, id, (seen + 1, to), now, clock, &subject);
                 self.set_written(index, to);
+                left -= 1;
             }
-            left -= 1;
             if left == 0 {
+                self.next = index + 1;
                 return;
             }
         }

@@ -29,7 +29,7 @@ pub struct Viewer<'a> {
     /// The last five minutes.
     pub latencies: &'a Latencies,
     /// Rows that nobody is to see.
-    pub hidden: &'a HashSet<u64>,
+    pub hidden: HashSet<u64>,
     /// Rows on their way out.
     pub leaving: &'a [u32],
     /// CLOCK_MONOTONIC.

@@ -243,6 +243,8 @@ impl<'a> Btf<'a> {
             sock_net: byte("sock", &["__sk_common", "skc_net", "net"]),
             net_inum: byte("net", &["ns", "inum"]),
             task_flags: byte("task_struct", &["flags"]),
+            user_timeout: byte("inet_connection_sock", &["icsk_user_timeout"]),
+            reserved: 0,
         }
     }
 }
@@ -264,6 +266,7 @@ mod tests {
             offsets.sock_net,
             offsets.net_inum,
             offsets.task_flags,
+            offsets.user_timeout,
         ] {
             assert_ne!(offset, NO_OFFSET, "{offsets:?}");
         }

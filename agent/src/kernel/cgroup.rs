@@ -112,6 +112,11 @@ impl Names {
         (fs::metadata(&path).ok()?.ino() == id).then(|| relative(&self.mount, &path))
     }
 
+    /// Whether a name was found, or is known not to exist any more.
+    pub fn knows(&self, id: u64) -> bool {
+        self.known.contains_key(&id)
+    }
+
     /// Drops names of cgroups that no row belongs to.
     pub fn keep(&mut self, used: impl Fn(u64) -> bool) {
         self.known.retain(|id, _| used(*id));
@@ -143,10 +148,13 @@ impl Names {
 pub fn relative(mount: &Path, path: &Path) -> String {
     let relative = path.strip_prefix(mount).unwrap_or(path).to_string_lossy();
     if relative.is_empty() {
-        "/".to_owned()
-    } else {
-        relative.into_owned()
+        return "/".to_owned();
     }
+    // Whoever may make cgroups may name them: nothing of that goes to a terminal or a log as it is.
+    relative
+        .chars()
+        .map(|c| if c.is_control() { '?' } else { c })
+        .collect()
 }
 
 #[cfg(test)]

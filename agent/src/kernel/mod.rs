@@ -7,6 +7,7 @@ pub mod btf;
 pub mod cgroup;
 pub mod clock;
 pub mod events;
+pub mod grace;
 pub mod mapped;
 pub mod programs;
 pub mod support;

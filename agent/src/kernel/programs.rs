@@ -46,11 +46,13 @@ pub struct LoadOptions {
     pub policies: u32,
 }
 
+/// Links of one cgroup, in the order of attaching; none for a hook that is not attached (yet).
+#[derive(Default)]
 struct Links {
-    connect4: CgroupSockAddrLinkId,
-    connect6: CgroupSockAddrLinkId,
-    follow: SockOpsLinkId,
-    release: CgroupSockLinkId,
+    follow: Option<SockOpsLinkId>,
+    release: Option<CgroupSockLinkId>,
+    connect4: Option<CgroupSockAddrLinkId>,
+    connect6: Option<CgroupSockAddrLinkId>,
 }
 
 /// One attached cgroup.
@@ -167,27 +169,8 @@ impl Kernel {
             .metadata()
             .with_context(|| format!("stat cgroup {}", path.display()))?
             .ino();
-        let what = |hook: &str| format!("attach {hook} to cgroup {}", path.display());
-        let mode = CgroupAttachMode::Single;
-        // The followers first: a connect that passes the hook must not go unfollowed.
-        let follow = program::<SockOps>(&mut self.ebpf, "follow")?
-            .attach(&dir, mode)
-            .with_context(|| what("sock_ops"))?;
-        let release = program::<CgroupSock>(&mut self.ebpf, "release")?
-            .attach(&dir, mode)
-            .with_context(|| what("sock_release"))?;
-        let connect4 = program::<CgroupSockAddr>(&mut self.ebpf, "connect4")?
-            .attach(&dir, mode)
-            .with_context(|| what("connect4"))?;
-        let connect6 = program::<CgroupSockAddr>(&mut self.ebpf, "connect6")?
-            .attach(&dir, mode)
-            .with_context(|| what("connect6"))?;
-        let links = Links {
-            connect4,
-            connect6,
-            follow,
-            release,
-        };
+        let links = attach_all(&mut self.ebpf, &dir)
+            .with_context(|| format!("attach to cgroup {}", path.display()))?;
         self.attachments.push(Attachment {
             path: path.to_owned(),
             id,
@@ -205,21 +188,7 @@ impl Kernel {
     pub fn detach(&mut self, path: &Path) {
         while let Some(at) = self.attachments.iter().position(|a| a.path == path) {
             let Attachment { links, .. } = self.attachments.swap_remove(at);
-            // Enforcement goes first, then what follows connects. A link that the kernel has
-            // already dissolved is as good as detached.
-            let ebpf = &mut self.ebpf;
-            if let Ok(p) = program::<CgroupSockAddr>(ebpf, "connect4") {
-                let _ = p.detach(links.connect4);
-            }
-            if let Ok(p) = program::<CgroupSockAddr>(ebpf, "connect6") {
-                let _ = p.detach(links.connect6);
-            }
-            if let Ok(p) = program::<SockOps>(ebpf, "follow") {
-                let _ = p.detach(links.follow);
-            }
-            if let Ok(p) = program::<CgroupSock>(ebpf, "release") {
-                let _ = p.detach(links.release);
-            }
+            detach_all(&mut self.ebpf, links);
         }
     }
 
@@ -260,7 +229,7 @@ impl Kernel {
     /// # Errors
     /// When the list is full, which cannot be unless a row is returned twice.
     pub fn free_row(&mut self, index: u32) -> Result<()> {
-        self.table.free(index);
+        self.table.clear(index);
         self.free_rows
             .push(index, 0)
             .with_context(|| format!("return row {index}"))
@@ -385,6 +354,49 @@ where
     program
         .try_into()
         .with_context(|| format!("program {name} has another type"))
+}
+
+/// Attaches every hook, or none.
+fn attach_all(ebpf: &mut Ebpf, cgroup: &File) -> Result<Links> {
+    let mut links = Links::default();
+    match attach_each(ebpf, cgroup, &mut links) {
+        Ok(()) => Ok(links),
+        Err(error) => {
+            // aya keeps links of its own accord: what is not detached stays.
+            detach_all(ebpf, links);
+            Err(error)
+        }
+    }
+}
+
+/// The followers first: a connect that passes the hook must not go unfollowed.
+fn attach_each(ebpf: &mut Ebpf, cgroup: &File, links: &mut Links) -> Result<()> {
+    let mode = CgroupAttachMode::Single;
+    let follow = program::<SockOps>(ebpf, "follow")?.attach(cgroup, mode);
+    links.follow = Some(follow.context("attach sock_ops")?);
+    let release = program::<CgroupSock>(ebpf, "release")?.attach(cgroup, mode);
+    links.release = Some(release.context("attach sock_release")?);
+    let connect4 = program::<CgroupSockAddr>(ebpf, "connect4")?.attach(cgroup, mode);
+    links.connect4 = Some(connect4.context("attach connect4")?);
+    let connect6 = program::<CgroupSockAddr>(ebpf, "connect6")?.attach(cgroup, mode);
+    links.connect6 = Some(connect6.context("attach connect6")?);
+    Ok(())
+}
+
+/// Enforcement goes first, then what follows connects. A link that the kernel has already
+/// dissolved, with its cgroup, is as good as detached.
+fn detach_all(ebpf: &mut Ebpf, links: Links) {
+    for (name, link) in [("connect4", links.connect4), ("connect6", links.connect6)] {
+        if let (Some(link), Ok(p)) = (link, program::<CgroupSockAddr>(ebpf, name)) {
+            let _ = p.detach(link);
+        }
+    }
+    if let (Some(link), Ok(p)) = (links.follow, program::<SockOps>(ebpf, "follow")) {
+        let _ = p.detach(link);
+    }
+    if let (Some(link), Ok(p)) = (links.release, program::<CgroupSock>(ebpf, "release")) {
+        let _ = p.detach(link);
+    }
 }
 
 fn take(ebpf: &mut Ebpf, name: &str) -> Result<Map> {

@@ -270,15 +270,23 @@ impl Table {
         unsafe { half(&raw mut (*row).histogram).store(slot_plus_one, Ordering::Release) };
     }
 
-    /// Empties a row that no key leads to and no program run can hold any more. The incarnation
-    /// goes up, so that sockets stamped for the former owner count as other.
-    pub fn free(&self, index: u32) {
+    /// Ends the ownership of a row: connects that pass the hook already and begin after this count
+    /// as other. Those that have begun stay with the row until they end.
+    pub fn disown(&self, index: u32) {
+        let Some(row) = self.rows.get(index) else {
+            return;
+        };
+        // SAFETY: within the mapping.
+        unsafe { half(&raw mut (*row).incarnation).fetch_add(1, Ordering::AcqRel) };
+    }
+
+    /// Empties a row that is disowned and that nothing waits on any more.
+    pub fn clear(&self, index: u32) {
         let Some(row) = self.rows.read(index) else {
             return;
         };
-        let incarnation = row.incarnation.wrapping_add(1);
         let mut empty: Row = bytemuck::Zeroable::zeroed();
-        empty.incarnation = incarnation;
+        empty.incarnation = row.incarnation;
         self.rows.write(index, empty);
         self.windows.write(index, bytemuck::Zeroable::zeroed());
     }

@@ -7,6 +7,7 @@ mod model;
 mod ops;
 mod random;
 mod redial;
+mod rounds;
 mod rules;
 mod simulation;
 mod table;

@@ -29,7 +29,10 @@ pub(super) struct ModelRow {
     successes_in_a_row: u32,
     successes_in_round: u32,
     round_began: Nanos,
-    last_news: Nanos,
+    /// Latest moment at which this round ends, in the verdict as well.
+    pub(super) round_limit: Nanos,
+    /// News of probes in this round, the first of them of a slot taken.
+    news: Vec<Nanos>,
     healthy_period_began: Nanos,
     remember_since: Nanos,
 }
@@ -73,7 +76,9 @@ impl ModelRow {
         self.go(State::HalfOpen);
         self.successes_in_round = 0;
         self.round_began = now;
-        self.last_news = now;
+        let lease = self.settings.probe_lease;
+        self.round_limit = now + secs(60).max(lease) + lease.times(4);
+        self.news.clear();
     }
 
     fn half_open(&mut self, by_redial: bool, now: Nanos) {
@@ -96,10 +101,16 @@ impl ModelRow {
                 }
             }
             State::Open if now >= self.until => self.half_open(false, now),
-            State::HalfOpen
-                if now >= self.last_news + lease || now >= self.round_began + lease.times(4) =>
-            {
-                self.new_round(now);
+            State::HalfOpen => {
+                let over = match (self.news.first(), self.news.last()) {
+                    (Some(&first), Some(&last)) => {
+                        now >= last + lease || now >= first + lease.times(4)
+                    }
+                    _ => now >= self.round_began + secs(60).max(lease),
+                };
+                if over || now >= self.round_limit {
+                    self.new_round(now);
+                }
             }
             State::ForcedOpen | State::ForcedClosed if now >= self.until => self.close(now, true),
             _ => {}
@@ -146,7 +157,7 @@ impl ModelRow {
 
     pub(super) fn probe_started(&mut self, generation: u32, now: Nanos) {
         if self.state == State::HalfOpen && generation == self.generation {
-            self.last_news = now;
+            self.news.push(now);
         }
     }
 
@@ -161,7 +172,10 @@ impl ModelRow {
         if self.state != State::HalfOpen || generation != self.generation {
             return;
         }
-        self.last_news = now;
+        // One that took no slot is no beginning.
+        if outcome != ProbeOutcome::Returned || !self.news.is_empty() {
+            self.news.push(now);
+        }
         match outcome {
             ProbeOutcome::Returned => {}
             ProbeOutcome::Success => {
@@ -251,7 +265,8 @@ impl Model {
                 successes_in_a_row: 0,
                 successes_in_round: 0,
                 round_began: Nanos::ZERO,
-                last_news: Nanos::ZERO,
+                round_limit: Nanos::ZERO,
+                news: Vec::new(),
                 healthy_period_began: Nanos::ZERO,
                 remember_since: now,
             },

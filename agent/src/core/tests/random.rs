@@ -256,7 +256,9 @@ impl Driver {
             assert_eq!(view.manual_until, forced.then_some(known.until));
             assert_eq!(view.next_redial_at.is_some(), known.waits_for_redial());
             assert_eq!(view.reason == Reason::NONE, view.state == State::Closed);
-            assert_eq!(self.engine.evictable(row), view.state == State::Closed);
+            assert_eq!(self.engine.state(row), Some(view.state));
+            let evictable = matches!(view.state, State::Closed | State::HalfOpen);
+            assert_eq!(self.engine.evictable(row), evictable);
             assert_eq!(
                 self.seen
                     .states
@@ -273,7 +275,9 @@ impl Driver {
                     State::Open | State::ForcedOpen => {
                         assert_eq!(until, known.until + VERDICT_SLACK);
                     }
-                    State::HalfOpen => assert!(until > self.now || view.since < self.now),
+                    State::HalfOpen => {
+                        assert_eq!(until, known.round_limit + VERDICT_SLACK);
+                    }
                     State::Closed | State::ForcedClosed => assert_eq!(until, Nanos::ZERO),
                 }
             }

@@ -196,91 +196,6 @@ fn a_breaker_that_hides_failures_is_kept_until_they_are_old() {
 }
 
 #[test]
-fn a_lost_probe_gives_its_slot_back() {
-    let mut one = One::new(BreakerSettings {
-        redial: false,
-        ..BreakerSettings::default()
-    });
-    one.bring_to(State::Open);
-    one.pass(secs(30));
-    let generation = one.view().generation;
-    one.out.clear();
-    one.pass(secs(2));
-    one.handle(Event::ProbeStarted {
-        row: ROW,
-        generation,
-    });
-    one.pass(secs(3) - Nanos(1));
-    assert_eq!(one.out, []);
-    one.pass(Nanos(1));
-    assert_eq!(one.out.len(), 1, "a verdict and no transition");
-    assert_eq!(one.view().generation, generation + 1);
-    // The lost probe reports after all: void.
-    one.handle(Event::ProbeEnded {
-        row: ROW,
-        generation,
-        outcome: ProbeOutcome::Failure,
-        last_seq: 0,
-    });
-    assert_eq!(one.state(), State::HalfOpen);
-    // Successes count on across rounds.
-    one.probe(ProbeOutcome::Success);
-    one.pass(secs(10));
-    assert_eq!(one.state(), State::HalfOpen);
-    one.probe(ProbeOutcome::Success);
-    assert_eq!(one.state(), State::Closed);
-}
-
-#[test]
-fn a_round_ends_even_when_abandoned_probes_keep_it_busy() {
-    let mut one = One::new(BreakerSettings {
-        redial: false,
-        probes: 2,
-        ..BreakerSettings::default()
-    });
-    one.bring_to(State::Open);
-    one.pass(secs(30));
-    let generation = one.view().generation;
-    for _ in 0..11 {
-        one.handle(Event::ProbeStarted {
-            row: ROW,
-            generation,
-        });
-        one.handle(Event::ProbeEnded {
-            row: ROW,
-            generation,
-            outcome: ProbeOutcome::Returned,
-            last_seq: 0,
-        });
-        one.pass(secs(1));
-        assert_eq!(one.view().generation, generation);
-    }
-    one.pass(secs(1));
-    assert_eq!(one.view().generation, generation + 1);
-}
-
-#[test]
-fn a_round_goes_on_while_it_has_slots() {
-    let mut one = One::new(BreakerSettings {
-        probes: 2,
-        successes_to_close: 5,
-        ..BreakerSettings::default()
-    });
-    one.bring_to(State::HalfOpen);
-    let first = one.view().generation;
-    one.probe(ProbeOutcome::Success);
-    assert_eq!(one.view().generation, first);
-    one.probe(ProbeOutcome::Success);
-    assert_eq!(one.view().generation, first + 1, "both slots are used");
-    one.probe(ProbeOutcome::Returned);
-    one.probe(ProbeOutcome::Success);
-    one.probe(ProbeOutcome::Success);
-    assert_eq!(one.state(), State::HalfOpen);
-    one.probe(ProbeOutcome::Success);
-    assert_eq!(one.state(), State::Closed);
-}
-
-#[test]
 fn changed_settings_apply_without_changing_the_state() {
     let mut one = One::new(BreakerSettings::default());
     one.calls(4, true);
@@ -422,6 +337,67 @@ fn a_forgotten_row_is_dialled_no_more() {
     assert_eq!(one.engine.next_deadline(), None);
     one.pass(secs(60));
     one.dial_ended(true);
+    assert_eq!(one.out, []);
+}
+
+#[test]
+fn only_rows_that_somebody_holds_shut_or_open_must_stay() {
+    for (state, evictable) in [
+        (State::Closed, true),
+        (State::Open, false),
+        (State::HalfOpen, true),
+        (State::ForcedOpen, false),
+        (State::ForcedClosed, false),
+    ] {
+        let mut one = One::new(BreakerSettings::default());
+        one.bring_to(state);
+        assert_eq!(one.engine.evictable(ROW), evictable, "{state:?}");
+        assert_eq!(one.engine.state(ROW), Some(state));
+    }
+    let one = One::new(BreakerSettings::default());
+    assert_eq!(one.engine.state(row(8)), None);
+    assert!(one.engine.evictable(row(8)));
+}
+
+#[test]
+fn a_half_open_row_is_forgotten_without_a_trace() {
+    let mut one = One::new(BreakerSettings::default());
+    one.bring_to(State::HalfOpen);
+    let generation = one.view().generation;
+    one.handle(Event::ProbeStarted {
+        row: ROW,
+        generation,
+    });
+    one.out.clear();
+    one.handle(Event::Forget { row: ROW });
+    assert_eq!(one.engine.next_deadline(), None);
+    assert_eq!(one.engine.row_waiting_for(target(1)), None);
+    // Its probe reports, a dial comes back, time passes: nobody is there.
+    one.handle(Event::ProbeEnded {
+        row: ROW,
+        generation,
+        outcome: ProbeOutcome::Failure,
+        last_seq: 0,
+    });
+    one.dial_ended(true);
+    one.pass(secs(600));
+    assert_eq!(one.out, []);
+    assert_eq!(one.engine.state(ROW), None);
+    // If it comes back it is closed, and late news of the probe still says nothing.
+    one.handle(Event::Configure {
+        row: ROW,
+        target: target(1),
+        settings: Arc::new(BreakerSettings::default()),
+        generation,
+    });
+    one.handle(Event::ProbeEnded {
+        row: ROW,
+        generation,
+        outcome: ProbeOutcome::Failure,
+        last_seq: 0,
+    });
+    assert_eq!(one.state(), State::Closed);
+    assert_eq!(one.view().cooldown, secs(30));
     assert_eq!(one.out, []);
 }
 

@@ -241,6 +241,7 @@ proptest! {
         let refused = world.refused.len();
         world.run_until(last + secs(150));
         prop_assert_eq!(world.refused.len(), refused);
+        prop_assert_eq!(world.ran_out, 0);
         for (generation, round) in &world.rounds {
             prop_assert!(
                 round.syns - round.abandoned <= probes,

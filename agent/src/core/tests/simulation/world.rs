@@ -1,8 +1,9 @@
 //! A kernel, its clients and a destination on a virtual clock, around a real engine.
 //!
 //! The kernel does what the hooks do: it reads the packed verdict, claims and returns probe slots
-//! in the packed word, writes outcomes of the current generation into the real ring of calls, and
-//! sends events, of which some are lost, repeated or late.
+//! in the packed word, lets everything pass once a verdict has run out, writes outcomes of the
+//! current generation into the real ring of calls, and sends events, of which some are lost,
+//! repeated or late. It counts lost ones, and the shell looks at the row when it sees that.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap};
@@ -48,6 +49,8 @@ pub(super) struct Plan {
 }
 
 const CONNECT_TIMEOUT: Nanos = Nanos::from_secs(2);
+/// How long it may take until the shell sees that events were lost.
+const LOSS_UNSEEN: Nanos = Nanos::from_millis(500);
 const ROUND_TRIP: Nanos = Nanos::from_millis(1);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -55,6 +58,7 @@ enum Happening {
     Connect { client: u32 },
     Outcome { client: u32, stamp: Stamp, end: End },
     Heard(News),
+    LossSeen,
     DialAnswer { success: bool },
 }
 
@@ -107,6 +111,8 @@ pub(super) struct World {
     /// SYNs that met no answer or a refusal.
     pub(super) bad_syns: u64,
     pub(super) refused: Vec<Nanos>,
+    /// Connects that passed since the verdict had run out. The agent lives: none.
+    pub(super) ran_out: u64,
 }
 
 impl World {
@@ -128,6 +134,7 @@ impl World {
             dials: Vec::new(),
             bad_syns: 0,
             refused: Vec::new(),
+            ran_out: 0,
             plan,
         };
         for client in 0..world.plan.clients {
@@ -198,6 +205,7 @@ impl World {
             Happening::Connect { client } => self.connect(client),
             Happening::Outcome { client, stamp, end } => self.outcome(client, stamp, end),
             Happening::Heard(news) => self.hear(news),
+            Happening::LossSeen => self.look_after_loss(),
             Happening::DialAnswer { success } => {
                 let event = Event::DialEnded {
                     target: target(1),
@@ -216,6 +224,8 @@ impl World {
             probe: false,
         };
         let in_force = self.now < self.verdict_until;
+        let refusing = [STATE_OPEN, STATE_HALF_OPEN, STATE_FORCED_OPEN];
+        self.ran_out += u64::from(refusing.contains(&verdict.state) && !in_force);
         let refuse = match verdict.state {
             STATE_OPEN | STATE_FORCED_OPEN => in_force,
             STATE_HALF_OPEN if in_force => {
@@ -280,7 +290,8 @@ impl World {
 
     fn tell(&mut self, news: News) {
         if self.chance(self.plan.lost) {
-            return;
+            let seen = self.now + Nanos(self.draw(LOSS_UNSEEN.0));
+            return self.schedule(seen, Happening::LossSeen);
         }
         let soon = Nanos(10_000 + self.draw(100_000));
         self.schedule(self.now + soon, Happening::Heard(news));
@@ -291,6 +302,14 @@ impl World {
     }
 
     // --- the shell
+
+    fn look_after_loss(&mut self) {
+        self.hear(News::Failure);
+        let (generation, taken) = unpack_probe_slots(self.slots);
+        if taken > 0 {
+            self.hear(News::ProbeStarted { generation });
+        }
+    }
 
     fn hear(&mut self, news: News) {
         let last_seq = self.ring.last_seq;
