@@ -78,6 +78,10 @@ fn a_killed_agent_leaves_its_timeout_on_connects_under_way() {
     let drops = net.server.count_syns(TO.port(), true);
     let mut dialer = Dialer::start(DIAL, &group, &net.client);
     assert_eq!(dialer.open(TO, 1, How::default()), [libc::EINPROGRESS]);
+    // It is set when the first SYN timer runs out.
+    wait::until("the timeout on the socket", SOON, || {
+        (dialer.user_timeouts() == [20_000]).then_some(())
+    });
     agent.kill();
     wait::until("nothing attached", SOON, || {
         (attached::programs(&group) == [0; 4]).then_some(())
