@@ -371,6 +371,97 @@ fn the_listener_tells_and_changes_nothing() {
     }
 }
 
+/// The control interface is plain HTTP, and the socket belongs to root alone.
+#[test]
+fn curl_reaches_the_socket() {
+    need!("curl");
+    let (net, group) = (TestNet::new(), TestCgroup::new("curl"));
+    let agent = Agent::start(&group, "");
+    let socket = agent.home().socket();
+    let mode = std::fs::metadata(&socket)
+        .expect("the socket")
+        .permissions();
+    assert_eq!(
+        std::os::unix::fs::PermissionsExt::mode(&mode) & 0o777,
+        0o600
+    );
+    let curl = |args: &[&str]| {
+        let output = Program::new("curl")
+            .args(["-q", "-sS", "-g", "--unix-socket"])
+            .arg(&socket);
+        let text = output
+            .args(["-w", "\n%{http_code}"])
+            .args(args)
+            .run()
+            .good();
+        let (body, code) = text.rsplit_once('\n').expect("a code");
+        let body: Value = serde_json::from_str(body).expect("JSON");
+        (code.to_owned(), body)
+    };
+    let six = SocketAddr::new(TestNet::SERVER6, 8080);
+    let mut dialer = Dialer::start(DIAL, &group, &net.client);
+    assert_eq!(dialer.connect(six).errno, libc::ECONNREFUSED);
+    for path in ["[fd77::2]:8080", "%5Bfd77::2%5D%3A8080"] {
+        let (code, body) = curl(&[&format!("http://backstop/v1/destinations/{path}")]);
+        assert_eq!(
+            (code.as_str(), &body["destinations"][0]["attempts"]),
+            ("200", &json!(1))
+        );
+    }
+    let (code, body) = curl(&[
+        "-X",
+        "POST",
+        "http://backstop/v1/destinations/[fd77::2]:8080/trip?for=5m",
+    ]);
+    assert_eq!((code.as_str(), &body["rows"]), ("200", &json!(1)), "{body}");
+    agent.wait_state("[fd77::2]:8080", "forced_open");
+    for (expected, args) in [
+        ("400", &["http://backstop/v1/destinations/nonsense"][..]),
+        ("404", &["http://backstop/v1/nothing"]),
+        (
+            "400",
+            &[
+                "-X",
+                "POST",
+                "http://backstop/v1/destinations/10.0.0.1:80/trip?for=soon",
+            ],
+        ),
+        (
+            "409",
+            &[
+                "-X",
+                "POST",
+                "http://backstop/v1/destinations/10.0.0.1:53/trip",
+            ],
+        ),
+    ] {
+        let (code, body) = curl(args);
+        assert_eq!(code, expected, "{body}");
+        assert!(body["error"].is_string(), "{body}");
+    }
+}
+
+/// As many events as the file says are kept, the last ones.
+#[test]
+fn old_events_are_forgotten() {
+    let group = TestCgroup::new("kept");
+    let agent = Agent::start(&group, "[agent]\nevents_kept = 4\n");
+    let mut events = agent.follow(&[]);
+    for _ in 0..3 {
+        agent.command(&["pause"]).good();
+        agent.command(&["resume"]).good();
+    }
+    for _ in 0..3 {
+        events.wait("resumed", |event| event["action"] == "resumed");
+    }
+    let kept = agent.command(&["events", "--json"]).good();
+    let actions: Vec<Value> = kept
+        .lines()
+        .map(|line| serde_json::from_str::<Value>(line).expect("JSON")["action"].clone())
+        .collect();
+    assert_eq!(actions, ["paused", "resumed", "paused", "resumed"]);
+}
+
 #[test]
 fn exit_codes_of_the_commands() {
     let home = Home::new();

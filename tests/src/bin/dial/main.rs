@@ -43,7 +43,7 @@ fn main() {
 fn carry_out(words: &[&str], kept: &mut Vec<Socket>) -> Value {
     match words {
         ["connect", to, how @ ..] => connect(address(to), &Plan::from(how)),
-        ["burst", count, to] => burst(number(count), address(to)),
+        ["burst", count, to, how @ ..] => burst(number(count), address(to), &Plan::from(how)),
         ["open", count, to, how @ ..] => {
             let plan = Plan {
                 nonblocking: true,
@@ -100,13 +100,13 @@ fn ended(errno: i32, elapsed: Duration, socket: &Socket) -> Value {
     json!({"errno": errno, "elapsed_us": elapsed.as_micros() as u64, "user_timeout": user_timeout})
 }
 
-fn burst(count: usize, to: SocketAddr) -> Value {
+fn burst(count: usize, to: SocketAddr, plan: &Plan) -> Value {
     let barrier = Barrier::new(count);
     let ends: Vec<Value> = std::thread::scope(|scope| {
         let threads: Vec<_> = (0..count)
             .map(|_| {
                 scope.spawn(|| {
-                    let socket = Socket::new(to, &Plan::default());
+                    let socket = Socket::new(to, plan);
                     barrier.wait();
                     let began = Instant::now();
                     let errno = socket.connect(to);
