@@ -30,12 +30,28 @@ pub fn interleave(
 
 /// Median of `numerator[i] / denominator[i]`.
 pub fn ratio(numerator: &[f64], denominator: &[f64]) -> f64 {
-    let ratios: Vec<f64> = numerator
-        .iter()
-        .zip(denominator)
-        .map(|(n, d)| n / d)
-        .collect();
-    median(&ratios)
+    median(&ratios(numerator, denominator))
+}
+
+/// Where the true median of the ratios lies with 95 % confidence if rounds are independent of each
+/// other, whatever their distribution: between the values 1.96 / 2 square roots of their number
+/// below and above the middle.
+pub fn interval(numerator: &[f64], denominator: &[f64]) -> (f64, f64) {
+    let mut sorted = ratios(numerator, denominator);
+    sorted.sort_unstable_by(f64::total_cmp);
+    let middle = sorted.len() as f64 / 2.0;
+    let reach = 1.96 / 2.0 * (sorted.len() as f64).sqrt();
+    let at = |rank: f64| sorted.get(rank.max(0.0) as usize).or(sorted.last());
+    let value = |rank: f64| at(rank).copied().unwrap_or(f64::NAN);
+    (
+        value((middle - reach).floor()),
+        value((middle + reach).ceil()),
+    )
+}
+
+fn ratios(numerator: &[f64], denominator: &[f64]) -> Vec<f64> {
+    let pairs = numerator.iter().zip(denominator);
+    pairs.map(|(n, d)| n / d).collect()
 }
 
 /// The middle one, or the mean of the two in the middle; NaN of nothing.
@@ -59,6 +75,13 @@ mod tests {
         assert_eq!(median(&[3.0, 1.0, 2.0]), 2.0);
         assert_eq!(median(&[4.0, 1.0, 2.0, 3.0]), 2.5);
         assert_eq!(ratio(&[2.0, 9.0, 4.0], &[1.0, 3.0, 2.0]), 2.0);
+    }
+
+    #[test]
+    fn interval_encloses_the_median() {
+        let values: Vec<f64> = (1..=100).map(f64::from).collect();
+        assert_eq!(interval(&values, &[1.0; 100]), (41.0, 61.0));
+        assert_eq!(interval(&[3.0], &[2.0]), (1.5, 1.5));
     }
 
     #[test]

@@ -31,6 +31,7 @@ pub fn measure(lab: &Lab) -> Result<Vec<Figure>> {
     let [with, first, second] = &times[..] else {
         unreachable!("three loads")
     };
+    let (low, high) = slices::interval(with, first);
     Ok(vec![
         Figure::new(
             "connect and close, with / without",
@@ -39,7 +40,9 @@ pub fn measure(lab: &Lab) -> Result<Vec<Figure>> {
         )
         .target(Target::AtMost(1.10))
         .control(slices::ratio(second, first))
-        .note(format!("{ROUNDS} slices of {CONNECTS} connects each")),
+        .note(format!(
+            "{ROUNDS} slices of {CONNECTS} connects each; 95 %: {low:.3} to {high:.3}"
+        )),
         Figure::new("with", slices::median(with), "us"),
         Figure::new("without", slices::median(first), "us"),
     ])

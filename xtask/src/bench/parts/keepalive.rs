@@ -48,6 +48,7 @@ pub fn measure(lab: &Lab) -> Result<Vec<Figure>> {
     let [with, first, second] = &rates[..] else {
         unreachable!("three of them")
     };
+    let (low, high) = slices::interval(with, first);
     Ok(vec![
         Figure::new(
             "wrk to nginx, with / without",
@@ -57,7 +58,7 @@ pub fn measure(lab: &Lab) -> Result<Vec<Figure>> {
         .target(Target::AtLeast(0.97))
         .control(slices::ratio(second, first))
         .note(format!(
-            "{ROUNDS} slices of {} ms each, {CONNECTIONS} connections",
+            "{ROUNDS} slices of {} ms each, {CONNECTIONS} connections; 95 %: {low:.3} to {high:.3}",
             SLICE.as_millis()
         )),
         Figure::new("with", slices::median(with), "requests/s"),

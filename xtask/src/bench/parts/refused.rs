@@ -39,6 +39,7 @@ pub fn measure(lab: &Lab) -> Result<Vec<Figure>> {
         refused >= f64::from(made),
         "of {made} connects to a tripped destination Backstop refused {refused}"
     );
+    let (low, high) = slices::interval(with, first);
     Ok(vec![
         Figure::new(
             "refused by Backstop / by loopback",
@@ -48,7 +49,7 @@ pub fn measure(lab: &Lab) -> Result<Vec<Figure>> {
         .target(Target::AtMost(0.5))
         .control(slices::ratio(second, first))
         .note(format!(
-            "{ROUNDS} slices of {CONNECTS} connects each, closing not timed"
+            "{ROUNDS} slices of {CONNECTS} connects each, closing not timed; 95 %: {low:.3} to {high:.3}"
         )),
         Figure::new("by Backstop", slices::median(with), "us"),
         Figure::new("by loopback", slices::median(first), "us"),
