@@ -181,7 +181,11 @@ fn mptcp_is_left_alone() {
     }
     assert_eq!(python.errno(&format!("m.connect({ADDRESS})")), 0);
     server.wait_accepts(1);
-    assert_eq!(agent.status()["destinations"], serde_json::json!([]));
+    let row = agent.row(DESTINATION);
+    assert_eq!(
+        (&row["established"], &row["rejected"]["breaker"]),
+        (&1.into(), &0.into())
+    );
     assert_eq!(python.errno(&connect()), libc::ECONNREFUSED);
 }
 
@@ -522,6 +526,7 @@ fn a_killed_agent_leaves_its_timeout_on_connects_under_way() {
     let drops = place.net.server.count_syns(TO.port(), true);
     let mut dialer = place.dialer();
     assert_eq!(dialer.open(TO, 1, How::default()), [libc::EINPROGRESS]);
+    dialer.wait_user_timeouts(&[20_000]);
     agent.kill();
     drops.stop();
     assert_eq!(dialer.settle(SOON), [0]);
