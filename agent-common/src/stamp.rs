@@ -37,6 +37,25 @@ pub struct Stamp {
 
 layout!(Stamp, size 64, row at 0, phase at 16, begun_ns at 32, pid at 40, comm at 48);
 
+/// A place for the stamp of one pending connect.
+///
+/// Creating socket storage is by far the dearest step of a connect (two accounted allocations, half
+/// a microsecond), and a stamp is needed only until the connect ends. So it lies in an array, at the
+/// place that the socket's cookie names; only where another socket has that place, it lies in
+/// socket storage.
+#[derive(Clone, Copy, Pod, Zeroable)]
+#[repr(C)]
+pub struct Slot {
+    /// Cookie of the socket; 0: free. Claimed by compare-and-exchange.
+    pub owner: u64,
+    /// Not 0 once a socket had to do with socket storage because this place was taken.
+    pub spilled: u64,
+    /// The stamp.
+    pub stamp: Stamp,
+}
+
+layout!(Slot, size 80, owner at 0, spilled at 8, stamp at 16);
+
 /// Nothing under way: never used, or the last connect ended.
 pub const PHASE_IDLE: u32 = 0;
 /// Passed the hook, no SYN yet.

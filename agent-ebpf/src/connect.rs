@@ -14,13 +14,20 @@ use aya_ebpf::{
     bindings::bpf_sock,
     helpers::generated::{
         bpf_get_current_cgroup_id, bpf_get_current_comm, bpf_get_current_pid_tgid,
-        bpf_get_netns_cookie, bpf_get_retval, bpf_ktime_get_ns, bpf_set_retval,
+        bpf_get_netns_cookie, bpf_get_retval, bpf_get_socket_cookie, bpf_ktime_get_ns,
+        bpf_set_retval,
     },
     macros::cgroup_sock_addr,
     programs::SockAddrContext,
 };
 
-use crate::{atomics, events, kernel::TcpSocket, maps, outcome, probes, rows, user_timeout};
+use crate::{
+    atomics, events,
+    kernel::TcpSocket,
+    outcome, probes, rows,
+    stamps::{self, Found},
+    user_timeout,
+};
 
 const ALLOW: i32 = 1;
 const REFUSE: i32 = 0;
@@ -111,14 +118,15 @@ fn judge(ctx: &SockAddrContext, addr: [u8; 16], ifindex: u32) -> i32 {
         if pid == (*control).agent_pid {
             return ALLOW;
         }
-        // Nothing but TCP has a socket like that: MPTCP is left alone.
+        // An MPTCP socket is none, and passes uncounted; its subflows are the kernel's own sockets,
+        // which are counted and otherwise left alone.
         let Some(sk) = TcpSocket::of(socket(ctx)) else {
             return ALLOW;
         };
         let now = bpf_ktime_get_ns();
-        let mut stamp = maps::STAMPS.get_ptr_mut(ctx);
-        if !stamp.is_null() && (*stamp).phase != PHASE_IDLE {
-            unfinished(ctx, stamp, now);
+        let cookie = bpf_get_socket_cookie(ctx.as_ptr());
+        if let Some(found) = stamps::find(cookie, socket(ctx).cast()) {
+            unfinished(ctx, found, now);
         }
         let key = DestinationKey {
             cgroup_id: bpf_get_current_cgroup_id(),
@@ -172,16 +180,14 @@ fn judge(ctx: &SockAddrContext, addr: [u8; 16], ifindex: u32) -> i32 {
             }
         }
 
-        if stamp.is_null() {
-            stamp = maps::STAMPS.get_or_insert_ptr_mut(ctx, None);
-        }
-        if stamp.is_null() {
+        let Some(found) = stamps::claim(cookie, socket(ctx).cast()) else {
             rows::count(|c| &raw mut (*c).unstamped);
             if flags & STAMP_PROBE != 0 {
                 probes::give_back(row, verdict.generation);
             }
             return ALLOW;
-        }
+        };
+        let stamp = found.stamp;
         (*stamp).row = index;
         (*stamp).incarnation = (*row).incarnation;
         (*stamp).generation = verdict.generation;
@@ -193,9 +199,12 @@ fn judge(ctx: &SockAddrContext, addr: [u8; 16], ifindex: u32) -> i32 {
         (*stamp).tid = pid_tgid as u32;
         bpf_get_current_comm((&raw mut (*stamp).comm).cast(), COMM_LEN as u32);
         if acting && (*row).settings.connect_timeout_ms != 0 {
-            bound(stamp, row, sk.user_timeout());
             if mode == Mode::OBSERVE {
+                // Only noted: no timer of the program's may change.
+                (*stamp).our_timeout_ms = (*row).settings.connect_timeout_ms;
                 flags |= STAMP_OBSERVED;
+            } else {
+                bound(stamp, row, sk.user_timeout());
             }
         }
         (*stamp).flags = flags;
@@ -219,15 +228,21 @@ fn judge(ctx: &SockAddrContext, addr: [u8; 16], ifindex: u32) -> i32 {
 /// Settles what an earlier connect() on this socket has left behind: it failed before a SYN was
 /// sent, or its end was hidden from us (another program took the callback flags away).
 #[inline(always)]
-unsafe fn unfinished(ctx: &SockAddrContext, stamp: *mut Stamp, now: u64) {
+unsafe fn unfinished(ctx: &SockAddrContext, found: Found, now: u64) {
     // SAFETY: by the caller.
     unsafe {
-        user_timeout::give_back(ctx.as_ptr(), stamp);
-        if (*stamp).phase == PHASE_STAMPED {
-            outcome::local(stamp, now);
-        } else {
-            outcome::abandoned(stamp, now);
+        match (*found.stamp).phase {
+            PHASE_IDLE => {}
+            PHASE_STAMPED => {
+                user_timeout::give_back(ctx.as_ptr(), found.stamp);
+                outcome::local(found.stamp, now);
+            }
+            _ => {
+                user_timeout::give_back(ctx.as_ptr(), found.stamp);
+                outcome::abandoned(found.stamp, now);
+            }
         }
+        found.give_back();
     }
 }
 

@@ -13,7 +13,7 @@ use agent_common::{
 use aya_ebpf::{
     EbpfContext as _,
     bindings::{BPF_SOCK_OPS_RTO_CB_FLAG, BPF_SOCK_OPS_STATE_CB_FLAG, bpf_sock},
-    helpers::generated::{bpf_ktime_get_ns, bpf_sk_storage_get},
+    helpers::generated::{bpf_get_socket_cookie, bpf_ktime_get_ns},
     macros::sock_ops,
     programs::SockOpsContext,
 };
@@ -21,7 +21,7 @@ use aya_ebpf::{
 use crate::{
     atomics,
     kernel::{TcpSocket, current_is_exiting},
-    maps, outcome, rows, user_timeout,
+    outcome, rows, stamps, user_timeout,
 };
 
 // include/uapi/linux/bpf.h, enum at BPF_SOCK_OPS_VOID.
@@ -55,20 +55,13 @@ pub fn follow(ctx: SockOpsContext) -> u32 {
     if sk.is_null() {
         return 1;
     }
-    // SAFETY: the map is a socket storage map and the socket is not null. Request sockets of a
-    // server arrive here too and never have a stamp.
-    let stamp = unsafe {
-        bpf_sk_storage_get(
-            (&raw const maps::STAMPS).cast_mut().cast(),
-            sk.cast(),
-            core::ptr::null_mut(),
-            0,
-        )
-    }
-    .cast::<Stamp>();
-    if stamp.is_null() {
+    // SAFETY: the socket is not null. Request sockets of a server arrive here too and never have a
+    // stamp.
+    let found = unsafe { stamps::find(bpf_get_socket_cookie(ctx.as_ptr()), sk.cast()) };
+    let Some(found) = found else {
         return 1;
-    }
+    };
+    let stamp = found.stamp;
     // SAFETY (to the end): socket storage, a valid context.
     unsafe {
         let phase = (*stamp).phase;
@@ -87,18 +80,24 @@ pub fn follow(ctx: SockOpsContext) -> u32 {
                     ctx.set_reply((*stamp).syn_timeout_ticks);
                 }
             }
-            RTO_CB => timer_ran_out(&ctx, stamp, sk),
+            RTO_CB => {
+                if timer_ran_out(&ctx, stamp, sk) {
+                    found.give_back();
+                }
+            }
             STATE_CB => {
                 let error = TcpSocket::of(sk).map_or(0, TcpSocket::error);
                 let exiting = error == 0 && current_is_exiting();
                 user_timeout::give_back(ctx.as_ptr(), stamp);
                 drop_callbacks(&ctx, stamp);
                 outcome::closed(stamp, bpf_ktime_get_ns(), error, exiting);
+                found.give_back();
             }
             _ => {
                 user_timeout::give_back(ctx.as_ptr(), stamp);
                 drop_callbacks(&ctx, stamp);
                 outcome::established(stamp, bpf_ktime_get_ns());
+                found.give_back();
             }
         }
     }
@@ -154,23 +153,24 @@ unsafe fn drop_callbacks(ctx: &SockOpsContext, stamp: *mut Stamp) {
 /// A SYN timer has run out, and the next one is about to be set (net/ipv4/tcp_timer.c,
 /// `tcp_write_timeout`, then `tcp_clamp_rto_to_user_timeout`): TCP_USER_TIMEOUT set here ends the
 /// connect in time, and a connect that needed no second SYN has never been touched. Observe mode
-/// only counts, as soon as a timer runs out past the timeout.
+/// only counts, as soon as a timer runs out past the timeout; true when that has ended the connect
+/// as far as we are concerned.
 #[inline(always)]
-unsafe fn timer_ran_out(ctx: &SockOpsContext, stamp: *mut Stamp, sk: *mut bpf_sock) {
+unsafe fn timer_ran_out(ctx: &SockOpsContext, stamp: *mut Stamp, sk: *mut bpf_sock) -> bool {
     // SAFETY: by the caller.
     unsafe {
         let timeout = (*stamp).our_timeout_ms;
         if timeout == 0 || (*stamp).flags & STAMP_TIMEOUT_SET != 0 {
-            return;
+            return false;
         }
         let Some(control) = rows::control() else {
-            return;
+            return false;
         };
         let now = bpf_ktime_get_ns();
         let beat = atomics::load(&raw const (*control).heartbeat_ns);
         let mode = (&raw const (*control).mode).read_volatile();
         if mode == Mode::OFF || now.saturating_sub(beat) > (*control).heartbeat_max_age_ns {
-            return;
+            return false;
         }
         if (*stamp).flags & STAMP_OBSERVED != 0 {
             let limit = u64::from(timeout) * agent_common::NANOS_PER_MS;
@@ -178,8 +178,9 @@ unsafe fn timer_ran_out(ctx: &SockOpsContext, stamp: *mut Stamp, sk: *mut bpf_so
                 // Before the outcome: what is to be dropped is in the stamp.
                 drop_callbacks(ctx, stamp);
                 outcome::timed_out(stamp, now);
+                return true;
             }
-            return;
+            return false;
         }
         // The program may have set its own since connect().
         let own = TcpSocket::of(sk).map_or(0, TcpSocket::user_timeout);
@@ -187,5 +188,6 @@ unsafe fn timer_ran_out(ctx: &SockOpsContext, stamp: *mut Stamp, sk: *mut bpf_so
             (*stamp).own_timeout_ms = own;
             (*stamp).flags |= STAMP_TIMEOUT_SET;
         }
+        false
     }
 }

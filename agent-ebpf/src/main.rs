@@ -21,6 +21,7 @@ mod probes;
 mod release;
 mod rows;
 mod settle;
+mod stamps;
 mod user_timeout;
 
 /// Version of the ABI that this object was built with; the agent compares it with its own.

@@ -6,7 +6,7 @@
 
 use agent_common::{
     CallWindow, Control, Counters, DestinationKey, PolicyKey, Row, Settings, Stamp,
-    histogram::Histogram, key::ManualKey,
+    histogram::Histogram, key::ManualKey, stamp::Slot,
 };
 use aya_ebpf::{
     bindings::{BPF_F_MMAPABLE, BPF_F_NO_PREALLOC},
@@ -76,6 +76,13 @@ pub const RECENT_SLOTS: u32 = 4096;
 #[map]
 pub static EVENTS: RingBuf = RingBuf::with_byte_size(1 << 20, 0);
 
-/// What the connect hook leaves on a socket. 64 bytes a socket that has connected.
+/// Stamps of pending connects, by the socket's cookie. Written by the kernel. 80 bytes an entry.
+#[map]
+pub static PENDING: Array<Slot> = Array::with_max_entries(PENDING_SLOTS, 0);
+
+/// Entries of [`PENDING`]; a power of two.
+pub const PENDING_SLOTS: u32 = 16_384;
+
+/// Stamps of pending connects whose slot another socket has. 64 bytes a socket.
 #[btf_map]
 pub static STAMPS: SkStorage<Stamp> = SkStorage::new();

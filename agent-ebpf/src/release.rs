@@ -3,46 +3,40 @@
 //! A connect without a route, without a free port, or refused by a program after ours fires no
 //! state change and no error: only the end of the socket shows that nothing came of it.
 
-use agent_common::{
-    Stamp,
-    stamp::{PHASE_PENDING, PHASE_STAMPED},
-};
+use agent_common::stamp::{PHASE_IDLE, PHASE_STAMPED};
 use aya_ebpf::{
     EbpfContext as _,
-    helpers::generated::{bpf_ktime_get_ns, bpf_sk_storage_get},
+    helpers::generated::{bpf_get_socket_cookie, bpf_ktime_get_ns},
     macros::cgroup_sock,
     programs::SockContext,
 };
 
-use crate::{kernel, maps, outcome};
+use crate::{kernel, outcome, stamps};
 
 const TCP_CLOSE: u32 = 7;
 
 /// Always 1.
 #[cgroup_sock(sock_release)]
 pub fn release(ctx: SockContext) -> i32 {
-    // SAFETY: the context is the socket; the map is a socket storage map.
+    // SAFETY: the context is the socket.
     unsafe {
-        let stamp = bpf_sk_storage_get(
-            (&raw const maps::STAMPS).cast_mut().cast(),
-            ctx.as_ptr(),
-            core::ptr::null_mut(),
-            0,
-        )
-        .cast::<Stamp>();
-        if stamp.is_null() {
+        let cookie = bpf_get_socket_cookie(ctx.as_ptr());
+        let Some(found) = stamps::find(cookie, ctx.as_ptr()) else {
             return 1;
-        }
-        match (*stamp).phase {
-            PHASE_STAMPED => outcome::local(stamp, bpf_ktime_get_ns()),
+        };
+        match (*found.stamp).phase {
+            PHASE_IDLE => {}
+            PHASE_STAMPED => outcome::local(found.stamp, bpf_ktime_get_ns()),
             // Closed without our being told: another sock_ops program has taken the flag for it.
-            PHASE_PENDING if (*ctx.sock).state == TCP_CLOSE => {
+            _ if (*ctx.sock).state == TCP_CLOSE => {
                 let error = kernel::error_of_context(ctx.sock);
                 let exiting = error == 0 && kernel::current_is_exiting();
-                outcome::closed(stamp, bpf_ktime_get_ns(), error, exiting);
+                outcome::closed(found.stamp, bpf_ktime_get_ns(), error, exiting);
             }
-            _ => {}
+            // Pending: it ends when the kernel closes it, in a moment.
+            _ => return 1,
         }
+        found.give_back();
     }
     1
 }

@@ -3,16 +3,13 @@
 //! Runs once for each TCP socket of the reader's network namespace, with the socket locked
 //! (net/ipv4/tcp_ipv4.c, `bpf_iter_tcp_seq_show`).
 
-use agent_common::{
-    Stamp,
-    stamp::{PHASE_IDLE, STAMP_TIMEOUT_SET},
-};
+use agent_common::stamp::{PHASE_IDLE, STAMP_TIMEOUT_SET};
 use aya_ebpf::{
     cty::c_void,
-    helpers::generated::{bpf_sk_storage_get, bpf_skc_to_tcp_sock},
+    helpers::generated::{bpf_get_socket_cookie, bpf_skc_to_tcp_sock},
 };
 
-use crate::{maps, user_timeout};
+use crate::{stamps, user_timeout};
 
 /// Context of iter/tcp (net/ipv4/tcp_ipv4.c, `struct bpf_iter__tcp`).
 #[repr(C)]
@@ -36,14 +33,11 @@ pub fn settle(ctx: *mut IterTcp) -> i32 {
         if sk.is_null() {
             return 0;
         }
-        let stamp = bpf_sk_storage_get(
-            (&raw const maps::STAMPS).cast_mut().cast(),
-            sk,
-            core::ptr::null_mut(),
-            0,
-        )
-        .cast::<Stamp>();
-        if stamp.is_null() || (*stamp).flags & STAMP_TIMEOUT_SET == 0 {
+        let Some(found) = stamps::find(bpf_get_socket_cookie(sk), sk) else {
+            return 0;
+        };
+        let stamp = found.stamp;
+        if (*stamp).flags & STAMP_TIMEOUT_SET == 0 {
             return 0;
         }
         if (*stamp).phase != PHASE_IDLE {

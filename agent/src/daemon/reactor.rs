@@ -459,7 +459,8 @@ impl Worker {
         self.losses_at = now;
         for index in 1..self.table.len() {
             let (_, failures) = self.table.calls(index);
-            if failures == 0 {
+            let slots = self.table.probe_slots(index);
+            if failures == 0 && slots == 0 {
                 continue;
             }
             let Some(row) = self.table.row(index) else {
@@ -473,7 +474,7 @@ impl Worker {
                 continue;
             }
             self.calls(id);
-            let (generation, taken) = unpack_probe_slots(row.probe_slots);
+            let (generation, taken) = unpack_probe_slots(slots);
             if taken > 0 {
                 self.handle(Event::ProbeStarted {
                     row: id,

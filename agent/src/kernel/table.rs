@@ -170,6 +170,15 @@ impl Table {
         }
     }
 
+    /// The row's packed probe slots.
+    pub fn probe_slots(&self, index: u32) -> u64 {
+        let Some(row) = self.rows.get(index) else {
+            return 0;
+        };
+        // SAFETY: within the mapping.
+        unsafe { word(&raw mut (*row).probe_slots).load(Ordering::Acquire) }
+    }
+
     /// A copy of the row's window of connects.
     pub fn window(&self, index: u32) -> Option<CallWindow> {
         self.windows.read(index)
