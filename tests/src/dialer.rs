@@ -4,7 +4,7 @@ use std::{
     io::{BufRead as _, BufReader, Write as _},
     net::{IpAddr, SocketAddr},
     process::{ChildStdin, ChildStdout},
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use serde_json::Value;
@@ -14,6 +14,9 @@ use crate::{
     net::Namespace,
     process::{Program, Running},
 };
+
+/// The first unanswered SYN is repeated after 1 s or sooner; ours are set then.
+const LATEST_OPTION: Duration = Duration::from_millis(1_500);
 
 /// How one connect ended.
 #[derive(Clone, Debug)]
@@ -178,6 +181,31 @@ impl Dialer {
     /// TCP_USER_TIMEOUT of every kept socket, ms.
     pub fn user_timeouts(&mut self) -> Vec<i32> {
         numbers(&self.ask("user_timeouts"))
+    }
+
+    /// Waits until the kept sockets have these values; ours come when a SYN is not answered, which
+    /// shows after 1 s at the latest.
+    pub fn wait_user_timeouts(&mut self, expected: &[i32]) {
+        let began = Instant::now();
+        loop {
+            let values = self.user_timeouts();
+            if values == expected {
+                return;
+            }
+            assert!(
+                began.elapsed() < LATEST_OPTION,
+                "{values:?} instead of {expected:?}"
+            );
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    }
+
+    /// The kept sockets have these values and keep them for longer than a SYN goes unanswered
+    /// before ours come.
+    pub fn keep_user_timeouts(&mut self, expected: &[i32]) {
+        assert_eq!(self.user_timeouts(), expected);
+        self.settle(LATEST_OPTION);
+        assert_eq!(self.user_timeouts(), expected);
     }
 
     /// Waits until all kept sockets are connected or failed; their errnos, EINPROGRESS for those

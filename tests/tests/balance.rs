@@ -34,7 +34,7 @@ fn holds_in_a_storm() {
         .and_then(|text| text.parse().ok());
     let seed =
         seed.unwrap_or_else(|| u64::from(std::process::id()).wrapping_mul(0x9e37_79b9_7f4a_7c15));
-    println!("BACKSTOP_TEST_SEED={seed} repeats this storm");
+    eprintln!("BACKSTOP_TEST_SEED={seed} repeats this storm");
     let mut dice = Dice(seed | 1);
     let net = TestNet::new();
     let group = TestCgroup::new("storm");

@@ -111,13 +111,13 @@ fn sighup_reloads() {
     let mut events = agent.follow(&[]);
     let mut dialer = Dialer::start(DIAL, &group, &net.client);
     dialer.open(BLACKHOLE, 1, How::default());
-    assert_eq!(dialer.user_timeouts(), [7_000]);
+    dialer.wait_user_timeouts(&[7_000]);
 
     agent.home().write_config(&with_timeout(8_000));
     agent.signal(Signal::HUP);
     events.wait("reloaded", |event| event["action"] == "reloaded");
     dialer.open(BLACKHOLE, 1, How::default());
-    assert_eq!(dialer.user_timeouts(), [7_000, 8_000]);
+    dialer.wait_user_timeouts(&[7_000, 8_000]);
     let row = agent.row(&BLACKHOLE.to_string());
     assert_eq!(row["timeouts_ms"]["connect"], 8_000);
 
@@ -129,7 +129,7 @@ fn sighup_reloads() {
     let message = refused["message"].as_str().expect("a message");
     assert!(message.contains("defaults.timeouts.connect"), "{message}");
     dialer.open(BLACKHOLE, 1, How::default());
-    assert_eq!(dialer.user_timeouts(), [7_000, 8_000, 8_000]);
+    dialer.wait_user_timeouts(&[7_000, 8_000, 8_000]);
     // SIGHUP and the change of the file may each have been read.
     let reloads = |result: &str| {
         agent.metric(
@@ -233,13 +233,15 @@ fn policies_by_prefix_port_and_workload() {
         (TestNet::blackhole6(0), 82, "six", 5_000),
         (TestNet::blackhole6(0), 80, "default", 9_000),
     ];
-    for (address, port, policy, ms) in cases {
+    for (address, port, ..) in cases {
+        dialer.open(SocketAddr::new(address, port), 1, How::default());
+    }
+    for (address, port, policy, _) in cases {
         let to = SocketAddr::new(address, port);
-        dialer.open(to, 1, How::default());
-        assert_eq!(dialer.user_timeouts(), [ms], "{to}");
-        dialer.close();
         assert_eq!(agent.row(&to.to_string())["policy"], policy, "{to}");
     }
+    dialer.wait_user_timeouts(&cases.map(|(.., ms)| ms));
+    dialer.close();
     // A policy for a workload: the kernel does not know names, so the first connect may come
     // before the agent has named the row.
     let to = SocketAddr::new(TestNet::blackhole4(2), 83);
@@ -247,8 +249,8 @@ fn policies_by_prefix_port_and_workload() {
     dialer.close();
     agent.wait_row(&to.to_string(), "the policy", |row| row["policy"] == "mine");
     dialer.open(to, 1, How::default());
-    assert_eq!(dialer.user_timeouts(), [4_000]);
+    dialer.wait_user_timeouts(&[4_000]);
     let mut stranger = Dialer::start(DIAL, &other, &net.client);
     stranger.open(to, 1, How::default());
-    assert_eq!(stranger.user_timeouts(), [8_000]);
+    stranger.wait_user_timeouts(&[8_000]);
 }

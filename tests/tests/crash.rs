@@ -45,7 +45,7 @@ fn a_killed_agent_leaves_nothing_attached() {
     tests::wait::until("nothing attached", OPEN_AGAIN, nothing);
     let blackhole = SocketAddr::new(TestNet::blackhole4(0), 80);
     dialer.open(blackhole, 1, How::default());
-    assert_eq!(dialer.user_timeouts(), [0]);
+    dialer.keep_user_timeouts(&[0]);
 }
 
 #[test]
@@ -59,7 +59,7 @@ fn a_stopped_agent_refuses_nothing_until_it_is_back() {
     // No timeout is put on a connect either.
     let blackhole = SocketAddr::new(TestNet::blackhole4(0), 80);
     dialer.open(blackhole, 1, How::default());
-    assert_eq!(dialer.user_timeouts(), [0]);
+    dialer.keep_user_timeouts(&[0]);
     agent.signal(Signal::CONT);
     tests::wait::until("enforcement to be back", OPEN_AGAIN, || {
         (dialer.connect(TO).errno == libc::ECONNREFUSED).then_some(())
@@ -84,7 +84,7 @@ fn an_orderly_stop_gives_every_option_back() {
         dialer.open(to, 25, How::default());
         dialer.open(to, 25, own);
     }
-    assert_eq!(dialer.user_timeouts(), [20_000; 100]);
+    dialer.wait_user_timeouts(&[20_000; 100]);
     let began = Instant::now();
     let finished = agent.stop();
     assert_eq!(finished.code(), 0, "{finished}");

@@ -157,17 +157,20 @@ fn a_socket_used_twice_is_two_attempts() {
     let agent = Agent::start(&group, "[defaults.breaker]\nredial = false\n");
     let text = "\
 s = socket.socket()
-for _ in range(7):
+for i in range(7):
+    if i == 5:
+        sys.stdin.readline()
     try:
         s.connect(TO)
     except ConnectionRefusedError:
         print('refused')
 ";
-    assert_eq!(
-        script(text, &net, &group).run().good(),
-        "refused\n".repeat(7)
-    );
-    let row = agent.wait_state(DESTINATION, "open");
+    let mut running = script(text, &net, &group).fed().spawn();
+    agent.wait_state(DESTINATION, "open");
+    let mut input = running.stdin.take().expect("a pipe");
+    input.write_all(b"\n").expect("write to it");
+    assert_eq!(running.wait().good(), "refused\n".repeat(7));
+    let row = agent.row(DESTINATION);
     assert_eq!(
         (&row["attempts"], &row["rejected"]["breaker"]),
         (&5.into(), &2.into()),

@@ -289,7 +289,7 @@ fn what_is_protected_is_left_alone() {
         1,
         How::default(),
     );
-    assert_eq!(dialer.user_timeouts(), [0]);
+    dialer.keep_user_timeouts(&[0]);
     let trip = agent.command(&["trip", DESTINATION]);
     assert_eq!(trip.code(), 1, "{trip}");
     assert!(trip.stderr.contains("protected"), "{trip}");

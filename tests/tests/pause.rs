@@ -23,7 +23,7 @@ fn under_load() {
     agent.command(&["trip", DESTINATION]).good();
     let mut dialer = Dialer::start(DIAL, &group, &net.client);
     dialer.open(BLACKHOLE, 20, How::default());
-    assert_eq!(dialer.user_timeouts(), [20_000; 20]);
+    dialer.wait_user_timeouts(&[20_000; 20]);
 
     // Bursts go on in another process through all of it.
     let mut load = Dialer::start(DIAL, &group, &net.client);
@@ -45,7 +45,7 @@ fn under_load() {
     );
     // What is under way has its own option again, what begins never gets ours.
     dialer.open(BLACKHOLE, 1, How::default());
-    assert_eq!(dialer.user_timeouts(), [0; 21]);
+    dialer.keep_user_timeouts(&[0; 21]);
     let paused = agent.status();
     assert!(paused["paused"]["by"].is_string(), "{paused:#}");
     assert_eq!(agent.metric("backstop_paused", &[]), Some(1.0));
@@ -91,7 +91,7 @@ fn across_a_restart() {
     let mut dialer = Dialer::start(DIAL, &group, &net.client);
     assert_eq!(dialer.connect(TO).errno, 0);
     dialer.open(BLACKHOLE, 1, How::default());
-    assert_eq!(dialer.user_timeouts(), [0]);
+    dialer.keep_user_timeouts(&[0]);
     // Also when the agent is killed.
     agent.kill();
     let agent = options.start();
@@ -101,7 +101,7 @@ fn across_a_restart() {
     let agent = options.start();
     assert!(agent.status()["paused"].is_null());
     dialer.open(BLACKHOLE, 1, How::default());
-    assert_eq!(dialer.user_timeouts(), [0, 2_000]);
+    dialer.wait_user_timeouts(&[0, 2_000]);
 }
 
 #[test]

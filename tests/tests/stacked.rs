@@ -139,7 +139,7 @@ fn both_pass() {
     }
     let blackhole = SocketAddr::new(TestNet::blackhole4(0), 80);
     scene.dialer.open(blackhole, 1, How::default());
-    assert_eq!(scene.dialer.user_timeouts(), [7_000]);
+    scene.dialer.wait_user_timeouts(&[7_000]);
     // The first to stop must not take away what the other has set.
     let Scene {
         outer,

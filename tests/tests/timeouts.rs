@@ -198,27 +198,34 @@ fn an_established_connection_has_the_programs_value() {
             }
         }
     }
-    // The proof that there was something to give back.
-    let pending = SocketAddr::new(TestNet::blackhole4(0), 80);
-    dialer.open(pending, 1, How::default());
-    dialer.open(
-        pending,
-        1,
-        How {
-            own_timeout: Some(150),
-            ..How::default()
-        },
-    );
-    dialer.open(
-        pending,
-        1,
-        How {
-            own_timeout: Some(60_000),
-            ..How::default()
-        },
-    );
-    assert_eq!(dialer.user_timeouts(), [2_000, 150, 2_000]);
     assert_eq!(agent.row(&server.address().to_string())["established"], 10);
+}
+
+/// A connect whose first SYN was lost has our timeout until it is established, then the program's.
+#[test]
+fn a_connection_that_was_slow_to_come_has_the_programs_value() {
+    tests::need!("nft");
+    let net = TestNet::new();
+    let group = TestCgroup::new("slow");
+    let _agent = Agent::start(&group, "[defaults.timeouts]\nconnect = \"6s\"\n");
+    let server = Server::start(&net.server, TestNet::server4(0));
+    let to = server.address();
+    let mut dialer = Dialer::start_promptly(DIAL, &group, &net.client);
+    let drops = net.server.count_syns(to.port(), true);
+    for own_timeout in [None, Some(60_000), Some(5_000)] {
+        dialer.open(
+            to,
+            1,
+            How {
+                own_timeout,
+                ..How::default()
+            },
+        );
+    }
+    dialer.wait_user_timeouts(&[6_000, 6_000, 5_000]);
+    drops.stop();
+    assert_eq!(dialer.settle(Duration::from_secs(5)), [0; 3]);
+    assert_eq!(dialer.user_timeouts(), [0, 60_000, 5_000]);
 }
 
 /// One lost SYN costs a repeat, not the connection, even under a short timeout.
