@@ -47,7 +47,11 @@ fn the_granted_capabilities_suffice() {
     let group = TestCgroup::new("caps");
     let options = AgentOptions::new(&group);
     let agent = options.start_as(with(&granted(), &options));
-    assert!(agent.log().contains("started"), "{}", agent.log());
+    wait::until(
+        "the agent says that it has started",
+        Duration::from_secs(10),
+        || agent.log().contains("started").then_some(()),
+    );
     // Real-time priority is part of what is granted.
     assert!(!agent.log().contains("normal priority"), "{}", agent.log());
     assert_eq!(agent.stop().code(), 0);
