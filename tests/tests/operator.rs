@@ -188,6 +188,7 @@ fn a_trip_holds_for_its_time_also_for_the_unseen() {
         began.elapsed() >= Duration::from_millis(1500),
         "only {took:?}"
     );
+    events.wait_breaker(DESTINATION, "closed");
     server.stop();
     // A trip of a destination that is known by now.
     agent.command(&["trip", DESTINATION]).good();
