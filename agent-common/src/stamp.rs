@@ -74,3 +74,5 @@ pub const STAMP_TIMEOUT_SET: u32 = 1 << 2;
 pub const STAMP_FOREIGN_RTO_CB: u32 = 1 << 3;
 /// Observe mode: the timeout is only watched.
 pub const STAMP_OBSERVED: u32 = 1 << 4;
+/// A socket of the kernel's own: counted, but no breaker is judged by it.
+pub const STAMP_UNJUDGED: u32 = 1 << 5;

@@ -5,7 +5,7 @@ use agent_common::{
     event::EVENT_WOULD,
     key::mapped,
     row::ROW_PROTECTED,
-    stamp::{PHASE_IDLE, PHASE_STAMPED, STAMP_OBSERVED, STAMP_PROBE},
+    stamp::{PHASE_IDLE, PHASE_STAMPED, STAMP_OBSERVED, STAMP_PROBE, STAMP_UNJUDGED},
     syn::first_timeout_ticks,
     verdict::{STATE_CLOSED, STATE_FORCED_OPEN, STATE_HALF_OPEN, STATE_OPEN},
 };
@@ -150,13 +150,12 @@ fn judge(ctx: &SockAddrContext, addr: [u8; 16], ifindex: u32) -> i32 {
         let mode = (&raw const (*control).mode).read_volatile();
         let beat = atomics::load(&raw const (*control).heartbeat_ns);
         let awake = now.saturating_sub(beat) <= (*control).heartbeat_max_age_ns;
-        let acting = mode != Mode::OFF
-            && awake
-            && (*row).settings.flags & ROW_PROTECTED == 0
-            && !sk.is_kernels();
+        let is_kernels = sk.is_kernels();
+        let acting =
+            mode != Mode::OFF && awake && (*row).settings.flags & ROW_PROTECTED == 0 && !is_kernels;
 
         let verdict = Verdict::unpack(atomics::load(&raw const (*row).verdict));
-        let mut flags = 0;
+        let mut flags = if is_kernels { STAMP_UNJUDGED } else { 0 };
         if acting && verdict.state != STATE_CLOSED {
             let expired = now >= atomics::load(&raw const (*row).verdict_until_ns);
             let passes = match verdict.state {

@@ -10,7 +10,7 @@ use agent_common::{
         OUTCOME_RESET, OUTCOME_UNREACHABLE,
     },
     histogram,
-    stamp::{PHASE_IDLE, STAMP_OBSERVED, STAMP_PROBE, STAMP_TIMEOUT_SET},
+    stamp::{PHASE_IDLE, STAMP_OBSERVED, STAMP_PROBE, STAMP_TIMEOUT_SET, STAMP_UNJUDGED},
     window,
 };
 
@@ -253,11 +253,15 @@ unsafe fn ended(row: *mut Row) {
     unsafe { atomics::add(&raw mut (*row).in_flight, u64::MAX) };
 }
 
-/// Enters a call into the window and returns its number, 0 when the verdict has changed since.
+/// Enters a call into the window and returns its number; 0 when it is not judged, or when the
+/// verdict has changed since.
 #[inline(always)]
 unsafe fn call(stamp: *mut Stamp, row: *mut Row, now: u64, is_failure: bool) -> u64 {
     // SAFETY: by contract, map memory.
     unsafe {
+        if (*stamp).flags & STAMP_UNJUDGED != 0 {
+            return 0;
+        }
         let verdict = Verdict::unpack(atomics::load(&raw const (*row).verdict));
         if verdict.generation != (*stamp).generation {
             atomics::add(&raw mut (*row).late, 1);

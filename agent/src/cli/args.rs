@@ -50,8 +50,7 @@ pub enum Command {
     Resume,
     /// Show the destinations, worst first; with DESTINATION all there is to know about one.
     Status {
-        /// Address or name with port, such as 10.0.0.5:5432, [2001:db8::1]:443 or db.internal:5432
-        /// [default: all]
+        /// Address with port, such as 10.0.0.5:5432 or [2001:db8::1]:443 [default: all]
         destination: Option<String>,
         /// Print JSON, with every key always present [default: a table]
         #[arg(long)]
@@ -103,11 +102,11 @@ pub struct RunArgs {
     /// Address of /metrics, /healthz and /readyz, or none; port 0 takes a free one
     #[arg(long, value_name = "ADDR:PORT|none", default_value = "127.0.0.1:9469")]
     pub listen: Listen,
-    /// Directory for what survives a restart: pauses, manual states, open breakers
+    /// Directory for what survives a restart: a pause
     #[arg(long, value_name = "DIR", default_value = "/var/lib/backstop")]
     pub state_dir: PathBuf,
-    /// Take over from the agent that is live on the socket, without a gap [default: refuse to start
-    /// beside it]
+    /// Take over from the agent that is live on the socket, without a gap; refused in this version
+    /// [default: refuse to start beside it]
     #[arg(long)]
     pub takeover: bool,
     /// Print the configuration that would be used, and end
@@ -121,8 +120,8 @@ pub struct RunArgs {
 /// Whose breakers a manual command is about.
 #[derive(Clone, Debug, Args)]
 pub struct Target {
-    /// Address or name with port, such as 10.0.0.5:5432, [2001:db8::1]:443 or db.internal:5432; it
-    /// need not have been seen yet
+    /// Address with port, such as 10.0.0.5:5432 or [2001:db8::1]:443; it need not have been seen
+    /// yet
     pub destination: String,
     /// Only for this workload: a cgroup path below the v2 mount, without leading slash
     /// [default: all]

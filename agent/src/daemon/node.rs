@@ -871,9 +871,13 @@ impl Node {
         }
         if is_news {
             match failures.first() {
-                None => self
-                    .handle
-                    .set_ready(true, "enforcement is proven".to_owned()),
+                None => {
+                    let reason = match self.pause.current() {
+                        Some(_) => "paused: the programs are attached and seen to run",
+                        None => "enforcement is proven",
+                    };
+                    self.handle.set_ready(true, reason.to_owned());
+                }
                 Some(error) => self.handle.set_ready(false, format!("{error:#}")),
             }
         }

@@ -18,7 +18,7 @@ use agent_common::{
     Event as KernelEvent, EventKind, OTHER_ROW, Verdict,
     event::{OUTCOME_ABANDONED, OUTCOME_ESTABLISHED, OUTCOME_LOCAL},
     row::ROW_PROTECTED,
-    verdict::{STATE_FORCED_CLOSED, STATE_FORCED_OPEN, unpack_probe_slots},
+    verdict::{STATE_CLOSED, STATE_FORCED_CLOSED, STATE_FORCED_OPEN, unpack_probe_slots},
 };
 use anyhow::{Context as _, Result};
 use aya::maps::{MapData, RingBuf};
@@ -326,7 +326,14 @@ impl Worker {
                     last_seq,
                 });
             }
-            EventKind::ROW_CREATED | EventKind::REJECTED => self.notify(Notice::Kernel(*event)),
+            EventKind::ROW_CREATED => {
+                // One that the kernel has made with a manual state has a breaker from the start.
+                if self.table.verdict(row.index).state != STATE_CLOSED {
+                    self.known(row);
+                }
+                self.notify(Notice::Kernel(*event));
+            }
+            EventKind::REJECTED => self.notify(Notice::Kernel(*event)),
             _ => {}
         }
     }
