@@ -302,7 +302,7 @@ fn the_policy_chooses_the_errno() {
         ] {
             assert_eq!(dialer.connect_how(to, how).errno, number, "{name}");
         }
-        let row = agent.row(&to.to_string());
+        let row = agent.wait_state(&to.to_string(), "forced_open");
         assert_eq!(
             (&row["policy"], &row["rejected"]["breaker"]),
             (&name.into(), &3.into())

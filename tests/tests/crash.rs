@@ -64,7 +64,7 @@ fn a_stopped_agent_refuses_nothing_until_it_is_back() {
     tests::wait::until("enforcement to be back", OPEN_AGAIN, || {
         (dialer.connect(TO).errno == libc::ECONNREFUSED).then_some(())
     });
-    assert_eq!(agent.row(DESTINATION)["state"], "forced_open");
+    agent.wait_state(DESTINATION, "forced_open");
 }
 
 /// A hundred connects under way: half of them with an option of the program's own.
