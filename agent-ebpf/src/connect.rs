@@ -15,7 +15,6 @@ use aya_ebpf::{
     helpers::generated::{
         bpf_get_current_cgroup_id, bpf_get_current_comm, bpf_get_current_pid_tgid,
         bpf_get_netns_cookie, bpf_get_retval, bpf_get_socket_cookie, bpf_ktime_get_ns,
-        bpf_set_retval,
     },
     macros::cgroup_sock_addr,
     programs::SockAddrContext,
