@@ -167,7 +167,12 @@ impl AgentOptions {
 
     /// Starts it and waits for its `ready` line.
     pub fn start(&self) -> Agent {
-        let mut process = self.program().spawn();
+        self.start_as(self.program())
+    }
+
+    /// As [`AgentOptions::start`], by a changed command.
+    pub fn start_as(&self, program: Program) -> Agent {
+        let mut process = program.spawn();
         let stdout = process.stdout.take().expect("piped");
         let (lines, first) = mpsc::channel();
         std::thread::spawn(move || {

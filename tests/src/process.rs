@@ -70,6 +70,17 @@ impl Program {
         self
     }
 
+    /// The same command, run by another program that takes it as its last arguments.
+    #[must_use]
+    pub fn run_by(mut self, program: &str, args: &[String]) -> Self {
+        let mut outer = Command::new(program);
+        outer.args(args);
+        outer.arg(self.command.get_program());
+        outer.args(self.command.get_args());
+        self.command = outer;
+        self
+    }
+
     /// Sets a variable of its environment.
     #[must_use]
     pub fn env(mut self, name: &str, value: impl AsRef<OsStr>) -> Self {

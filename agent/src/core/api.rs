@@ -197,6 +197,8 @@ pub struct BreakerView {
     /// Length of the next cooldown, before jitter.
     pub cooldown: Nanos,
     /// Calls up to this number do not count, see
-    /// [`Engine::window_stats`](super::Engine::window_stats).
+    /// [`evaluate_since`](super::window::evaluate_since).
     pub floor_seq: u64,
+    /// Calls that ended before this do not count either.
+    pub floor_at: Nanos,
 }

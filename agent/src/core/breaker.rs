@@ -234,6 +234,11 @@ impl Breaker {
             && now - self.heard > self.settings.window_age
     }
 
+    /// Calls that ended before this do not count.
+    pub(super) fn floor_at(&self) -> Nanos {
+        self.floor_at
+    }
+
     /// The window as this breaker judges it.
     pub(super) fn window_stats(
         &self,

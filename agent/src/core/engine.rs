@@ -186,6 +186,7 @@ impl Engine {
             manual_until: b.manual_until(),
             cooldown: b.cooldown(),
             floor_seq: b.floor_seq(),
+            floor_at: b.floor_at(),
         })
     }
 

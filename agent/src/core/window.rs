@@ -42,7 +42,7 @@ pub fn evaluate(
 }
 
 /// As [`evaluate`]; calls that ended before `not_before` do not count either.
-pub(super) fn evaluate_since(
+pub fn evaluate_since(
     window: &CallWindow,
     last_seq: u64,
     floor_seq: u64,

@@ -9,6 +9,7 @@ pub mod dialer;
 pub mod evict;
 pub mod journal;
 pub mod latency;
+pub mod memory;
 pub mod netns;
 pub mod node;
 pub mod pause;

@@ -51,7 +51,7 @@ pub enum Command {
     Reconfigure(RowId),
     /// An operator's order for these rows.
     Manual(Vec<RowId>, Order),
-    /// Every breaker in memory, with its window; all others are closed.
+    /// Every breaker in memory; all others are closed.
     Views(oneshot::Sender<Views>),
     /// Give up at most so many of these rows, those that may be; answers with those that were.
     Forget(Vec<RowId>, usize, oneshot::Sender<Vec<RowId>>),
@@ -524,12 +524,7 @@ impl Worker {
                     let views = self
                         .engine
                         .rows()
-                        .filter_map(|row| {
-                            let window = self.table.window(row.index)?;
-                            let (last_seq, _) = self.table.calls(row.index);
-                            let stats = self.engine.window_stats(row, &window, last_seq, now)?;
-                            Some((row, (self.engine.view(row, now)?, stats)))
-                        })
+                        .filter_map(|row| Some((row, self.engine.view(row, now)?)))
                         .collect();
                     let _ = reply.send(views);
                 }

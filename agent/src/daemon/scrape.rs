@@ -4,12 +4,15 @@ use std::sync::atomic::Ordering;
 
 use anyhow::{Result, anyhow};
 
-use super::{node::Node, view};
+use super::{memory, node::Node, view};
 use crate::{
     control::api::{Rejections, State},
     kernel::programs::HOOKS,
     metrics::{self, ConnectLatencies, NodeMetrics, RowMetrics},
 };
+
+/// A page above this size, bytes, has left much free memory behind.
+const LARGE: usize = 128 * 1024;
 
 /// Puts the page together.
 ///
@@ -34,7 +37,7 @@ pub async fn text(node: &mut Node) -> Result<String> {
             policy: node.plan.name(row.settings.policy).to_string(),
             state: views
                 .get(&id)
-                .map_or(State::Closed, |(of, _)| view::state(of.state)),
+                .map_or(State::Closed, |of| view::state(of.state)),
             attempts: row.attempts,
             established: row.established,
             in_flight: row.in_flight,
@@ -59,7 +62,7 @@ pub async fn text(node: &mut Node) -> Result<String> {
     }
     let wanted = node.cgroups.len();
     let attached = node.kernel.attachments().len() == wanted && health.ready;
-    Ok(metrics::render(&NodeMetrics {
+    let page = metrics::render(&NodeMetrics {
         version: env!("CARGO_PKG_VERSION").to_owned(),
         events_lost: node.table.lost_events() + node.reactor.dropped.load(Ordering::Relaxed),
         destinations: node.evictions.in_use(&node.table),
@@ -73,5 +76,10 @@ pub async fn text(node: &mut Node) -> Result<String> {
             .collect(),
         paused: node.pause.current().is_some(),
         rows,
-    })?)
+    })?;
+    // Some 10 KiB a row while it is put together.
+    if page.len() > LARGE {
+        memory::give_back();
+    }
+    Ok(page)
 }

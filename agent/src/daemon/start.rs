@@ -22,6 +22,7 @@ use super::{
     canary::{self, Proof},
     dialer,
     journal::Journal,
+    memory,
     node::{Node, Source},
     pause::Pause,
     plan::{Plan, Ticks},
@@ -152,12 +153,8 @@ async fn serve(
         histograms: HISTOGRAMS.min(config.agent.max_destinations),
         policies: MAX_POLICIES as u32 + 1,
     })?;
-    // The kernel's type information took some 30 MB, which the allocator would keep.
-    #[cfg(target_env = "gnu")]
-    // SAFETY: gives free memory back, nothing else.
-    unsafe {
-        libc::malloc_trim(0)
-    };
+    // The kernel's type information took some 30 MB.
+    memory::give_back();
     let table = kernel.table();
     let events_kept = config.agent.events_kept as usize;
     let mode = config.mode;

@@ -15,8 +15,8 @@ use crate::{
 /// What a row of all those without one of their own is called.
 pub const OTHER: &str = "other";
 
-/// A breaker and its window, from the event thread.
-pub type Views = HashMap<RowId, (BreakerView, WindowStats)>;
+/// Breakers, from the event thread.
+pub type Views = HashMap<RowId, BreakerView>;
 
 /// Everything that a row's view is put together from.
 pub struct Viewer<'a> {
@@ -49,11 +49,8 @@ impl Viewer<'_> {
 
     /// One row as `status --json` shows it.
     pub fn view(&self, id: RowId, row: &KernelRow, names: &mut Names) -> api::Row {
-        let view = self.views.get(&id).map(|(view, _)| view);
-        let stats = self
-            .views
-            .get(&id)
-            .map_or_else(|| self.stats(id, row), |(_, stats)| *stats);
+        let view = self.views.get(&id);
+        let stats = self.stats(id, row, view);
         let until = |at: Nanos| at.0.saturating_sub(self.now.0) / agent_common::NANOS_PER_MS;
         let since = view.map_or(row.created_ns, |view| view.since.0);
         let policy = row.settings.policy;
@@ -121,13 +118,20 @@ impl Viewer<'_> {
             .of(id, histogram.as_ref(), row.connect_latency_max_us)
     }
 
-    /// The window of a row without a breaker in memory.
-    fn stats(&self, id: RowId, row: &KernelRow) -> WindowStats {
+    /// The window as the row's breaker judges it.
+    fn stats(&self, id: RowId, row: &KernelRow, view: Option<&BreakerView>) -> WindowStats {
         let settings = self.plan.breaker(row.settings.policy);
+        let (floor_seq, floor_at) =
+            view.map_or((0, Nanos::ZERO), |view| (view.floor_seq, view.floor_at));
         match self.table.window(id.index) {
-            Some(window) if id.index != OTHER_ROW => {
-                window::evaluate(&window, row.connect_calls, 0, self.now, settings)
-            }
+            Some(window) if id.index != OTHER_ROW => window::evaluate_since(
+                &window,
+                row.connect_calls,
+                floor_seq,
+                floor_at,
+                self.now,
+                settings,
+            ),
             _ => WindowStats {
                 calls: 0,
                 failures: 0,

@@ -86,6 +86,12 @@ impl Kernel {
     /// # Errors
     /// [`Unsupported`] (as the error's root) where the kernel lacks something.
     pub fn load(options: LoadOptions) -> Result<(Self, RingBuf<MapData>)> {
+        let abi = abi_of(OBJECT).context("read the embedded kernel object")?;
+        anyhow::ensure!(
+            abi == ABI_VERSION,
+            "the embedded kernel object has ABI {abi}, this agent {ABI_VERSION}: rebuild the \
+             object with `cargo xtask ebpf`"
+        );
         let types = std::fs::read(btf::VMLINUX).map_err(|e| Unsupported::Btf {
             path: btf::VMLINUX,
             cause: e.to_string(),
@@ -308,6 +314,22 @@ impl Kernel {
     }
 }
 
+/// The ABI version that an object was built with: its symbol `ABI_VERSION`.
+fn abi_of(object: &[u8]) -> Result<u32> {
+    use object::{Object as _, ObjectSection as _, ObjectSymbol as _};
+    let file = object::File::parse(object)?;
+    let symbol = file
+        .symbols()
+        .find(|symbol| symbol.name() == Ok("ABI_VERSION"))
+        .context("find the symbol ABI_VERSION")?;
+    let section = symbol.section_index().context("find its section")?;
+    let data = file
+        .section_by_index(section)?
+        .data_range(symbol.address(), 4)?
+        .context("read its value")?;
+    Ok(u32::from_le_bytes(data.try_into()?))
+}
+
 fn refused(program: &str, error: &dyn std::error::Error) -> Unsupported {
     let mut cause = error.to_string();
     let mut source = error.source();
@@ -428,6 +450,8 @@ mod tests {
 
     #[test]
     fn the_embedded_object_has_this_abi() {
+        assert_eq!(abi_of(OBJECT).unwrap(), ABI_VERSION);
+        assert!(abi_of(b"no object").is_err());
         let object = aya_obj::Object::parse(OBJECT).unwrap();
         for name in ["ROWS", "CONTROL", "COUNTERS", "KEYS", "POLICIES"] {
             assert!(object.maps.contains_key(name), "{name}");

@@ -1,12 +1,6 @@
-//! The page compared with its declarations, with promtool where it is installed, and the buckets
-//! with the values behind them.
+//! The page compared with its declarations, and the buckets with the values behind them.
 
-use std::{
-    collections::BTreeSet,
-    io::Write,
-    process::{Command, Stdio},
-    time::Duration,
-};
+use std::{collections::BTreeSet, time::Duration};
 
 use agent_common::histogram::{BUCKETS, bucket};
 use proptest::prelude::*;
@@ -178,30 +172,6 @@ fn labels_are_escaped() {
     odd.workload = "a\"b\\c\nd".to_owned();
     let page = render(&node(vec![odd])).unwrap();
     assert!(page.contains(r#"workload="a\"b\\c\nd","#), "{page}");
-}
-
-#[test]
-#[ignore = "needs promtool: cargo test -p agent --lib -- --ignored promtool"]
-fn promtool_accepts_the_page() {
-    let mut odd = row("[2001:db8::1]:443");
-    odd.workload = "a\"b\\c\nd".to_owned();
-    let page = render(&node(vec![row("10.0.0.5:5432"), odd])).unwrap();
-    let mut promtool = Command::new("promtool")
-        .args(["check", "metrics"])
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .expect("start promtool");
-    promtool
-        .stdin
-        .take()
-        .unwrap()
-        .write_all(page.as_bytes())
-        .unwrap();
-    let done = promtool.wait_with_output().unwrap();
-    let said = String::from_utf8_lossy(&done.stdout) + String::from_utf8_lossy(&done.stderr);
-    assert!(done.status.success() && said.is_empty(), "{said}");
 }
 
 proptest! {

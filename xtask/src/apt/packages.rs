@@ -68,6 +68,7 @@ pub const TESTS: &[Package] = &[
     package("procps", "ps, sysctl"),
     package("util-linux", "nsenter, unshare"),
     package("systemd", "systemd-analyze checks the unit file"),
+    package("prometheus", "promtool checks the page of metrics"),
 ];
 
 /// What booting kernels takes.
