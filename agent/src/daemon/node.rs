@@ -143,6 +143,7 @@ impl Node {
         names: Names,
         cgroups: Vec<PathBuf>,
         pause: Pause,
+        hidden: Hidden,
     ) -> Self {
         Self {
             table: kernel.table(),
@@ -161,7 +162,7 @@ impl Node {
             evictions: Evictions::default(),
             latencies: Latencies::default(),
             tally: Tally::default(),
-            hidden: Hidden::default(),
+            hidden,
             standing: Vec::new(),
             unnamed: Vec::new(),
             losses_at: Nanos(0),
