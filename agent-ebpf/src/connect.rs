@@ -173,7 +173,7 @@ fn judge(ctx: &SockAddrContext, addr: [u8; 16], ifindex: u32) -> i32 {
                 let enforced = mode == Mode::ENFORCE;
                 refused(row, index, &verdict, now, pid_tgid, enforced);
                 if enforced {
-                    bpf_set_retval(-(i32::from(verdict.errno)));
+                    refuse_with(verdict.errno);
                     return REFUSE;
                 }
             }
@@ -222,6 +222,27 @@ fn judge(ctx: &SockAddrContext, addr: [u8; 16], ifindex: u32) -> i32 {
         }
     }
     ALLOW
+}
+
+/// Sets what connect() returns. Newer kernels want the verifier to know that the value is an errno
+/// (-4095 to 0), and look at all 64 bits of it; aya's binding passes 32.
+#[inline(always)]
+unsafe fn refuse_with(errno: u16) {
+    /// BPF_FUNC_set_retval (include/uapi/linux/bpf.h).
+    const SET_RETVAL: usize = 187;
+    const MAX_ERRNO: i64 = 4095;
+    const ECONNREFUSED: i64 = 111;
+    let errno = i64::from(errno);
+    let errno = if errno > MAX_ERRNO {
+        ECONNREFUSED
+    } else {
+        errno
+    };
+    // SAFETY: the number of a helper is its address, and it takes one integer.
+    unsafe {
+        let set_retval: unsafe extern "C" fn(i64) -> i64 = core::mem::transmute(SET_RETVAL);
+        set_retval(-errno);
+    }
 }
 
 /// Settles what an earlier connect() on this socket has left behind: it failed before a SYN was
