@@ -36,15 +36,18 @@ pub struct Settings {
     pub flags: u32,
     /// A successful exchange that took longer is slow, us; 0: off.
     pub slow_call_us: u32,
-    /// HTTP statuses that are failures, a bit each: 0 to 4 for 4xx to 8xx as classes; see
-    /// [`FAIL_5XX`].
+    /// Which statuses in the clear are failures: [`FAIL_5XX`] or 0.
     pub fail_status: u32,
+    /// As `gave_up_ms`, for an exchange without an answer, ms; 0: never.
+    pub exchange_gave_up_ms: u32,
+    /// Zero.
+    pub reserved: u32,
 }
 
 /// In [`Settings::fail_status`]: every 5xx is a failure.
 pub const FAIL_5XX: u32 = 1;
 
-layout!(Settings, size 32, connect_timeout_ms at 0, policy at 16, flags at 20, slow_call_us at 24);
+layout!(Settings, size 40, connect_timeout_ms at 0, policy at 16, flags at 20, slow_call_us at 24);
 
 /// A row. 448 bytes, in lines of 64: what is written rarely is apart from what each call writes.
 #[derive(Clone, Copy, Pod, Zeroable)]
@@ -74,8 +77,6 @@ pub struct Row {
     pub probe_slots: u64,
     /// Settings of the row's policy.
     pub settings: Settings,
-    /// Zero.
-    pub reserved1: u64,
 
     // --- written by the kernel with every call
     /// SYNs begun.

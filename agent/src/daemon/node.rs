@@ -113,6 +113,7 @@ pub struct Node {
     pub ready_at: Nanos,
     pub(super) evictions: Evictions,
     pub(super) latencies: Latencies,
+    pub(super) responses: Latencies,
     pub(super) tally: Tally,
     /// Cgroup ids of our own canaries.
     pub hidden: Hidden,
@@ -160,6 +161,7 @@ impl Node {
             ready_at: clock::now(),
             evictions: Evictions::default(),
             latencies: Latencies::default(),
+            responses: Latencies::default(),
             tally: Tally::default(),
             hidden: Hidden::default(),
             standing: Vec::new(),
@@ -256,6 +258,7 @@ impl Node {
         let settings = Settings {
             // Adapted to the destination since.
             gave_up_ms: row.settings.gave_up_ms,
+            exchange_gave_up_ms: row.settings.exchange_gave_up_ms,
             // The verdict's.
             probe_limit: row.settings.probe_limit,
             ..self.plan.settings_for(&destination, &workload)
@@ -391,6 +394,7 @@ impl Node {
             plan: &self.plan,
             views,
             latencies: &self.latencies,
+            responses: &self.responses,
             hidden: self.hidden.all(),
             leaving: self.evictions.leaving(),
             now: clock::now(),
@@ -407,6 +411,7 @@ impl Node {
             plan: &self.plan,
             views: &views,
             latencies: &self.latencies,
+            responses: &self.responses,
             hidden: self.hidden.all(),
             leaving: self.evictions.leaving(),
             now: clock::now(),
@@ -702,6 +707,12 @@ impl Node {
                 .filter_map(|(id, row)| Some((id, self.table.histogram(row.histogram)?)))
                 .collect();
             self.latencies.slice(now, rows.into_iter());
+            let rows: Vec<_> = self
+                .table
+                .used()
+                .filter_map(|(id, row)| Some((id, self.table.histogram(row.response_histogram)?)))
+                .collect();
+            self.responses.slice(now, rows.into_iter());
             let used: HashSet<u64> = self
                 .table
                 .used()
@@ -735,14 +746,20 @@ impl Node {
             if base == 0 {
                 continue;
             }
-            let histogram = self.table.histogram(row.histogram);
-            let latency = self
-                .latencies
-                .of(id, histogram.as_ref(), row.connect_latency_max_us);
-            let usual_ms = latency.p99.unwrap_or(0) * 3 / 1000;
-            let wanted = base.max(u32::try_from(usual_ms).unwrap_or(u32::MAX));
-            if wanted != row.settings.gave_up_ms {
-                self.table.set_gave_up(id, wanted);
+            let usual = |latencies: &Latencies, histogram: u32, longest: u64| {
+                let histogram = self.table.histogram(histogram);
+                let p99 = latencies.of(id, histogram.as_ref(), longest).p99;
+                let ms = u32::try_from(p99.unwrap_or(0) * 3 / 1000).unwrap_or(u32::MAX);
+                base.max(ms)
+            };
+            let connect = usual(&self.latencies, row.histogram, row.connect_latency_max_us);
+            let exchange = usual(
+                &self.responses,
+                row.response_histogram,
+                row.response_latency_max_us,
+            );
+            if (connect, exchange) != (row.settings.gave_up_ms, row.settings.exchange_gave_up_ms) {
+                self.table.set_gave_up(id, connect, exchange);
             }
         }
     }

@@ -1,0 +1,192 @@
+//! What the first bytes of a payload say. Runs in the kernel, and is tested and fuzzed natively.
+//!
+//! Nothing here needs more than [`HEAD`] bytes, and nothing looks inside encrypted data.
+
+use crate::stamp::{PROTOCOL_HTTP1, PROTOCOL_MULTIPLEXED, PROTOCOL_OPAQUE, PROTOCOL_TLS};
+
+/// Bytes of a payload that are looked at.
+pub const HEAD: usize = 16;
+
+/// Of the protocols up to this number an answer's first bytes may tell its status.
+pub const LAST_WITH_STATUS: u32 = PROTOCOL_HTTP1;
+
+/// TLS record types (RFC 8446, section 5.1).
+const TLS_CHANGE_CIPHER_SPEC: u8 = 20;
+const TLS_HANDSHAKE: u8 = 22;
+const TLS_APPLICATION_DATA: u8 = 23;
+
+/// What an answer is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u32)]
+pub enum Answer {
+    /// An answer.
+    Plain = 0,
+    /// Not the answer yet: HTTP 100, 103 and kin.
+    Interim = 1,
+    /// An answer that says that the server failed.
+    Failed = 2,
+}
+
+/// Whether the bytes are a TLS record header of this major version.
+#[inline(always)]
+fn is_tls_record(head: &[u8; HEAD]) -> bool {
+    (head[0] >= TLS_CHANGE_CIPHER_SPEC && head[0] <= TLS_APPLICATION_DATA)
+        && head[1] == 3
+        && head[2] <= 4
+}
+
+/// The protocol from the first payload bytes that a client sends (`length` of them are real, the
+/// rest is zero).
+#[inline(always)]
+pub fn protocol(head: &[u8; HEAD], length: usize) -> u32 {
+    if length >= 5 && head[0] == TLS_HANDSHAKE && is_tls_record(head) {
+        return PROTOCOL_TLS;
+    }
+    // HTTP/2 (RFC 9113, section 3.4) and AMQP begin with a preface.
+    if starts(head, b"PRI * HT") || starts(head, b"AMQP\0\0\0\0") || starts(head, b"AMQP\0\x01\0\0")
+    {
+        return PROTOCOL_MULTIPLEXED;
+    }
+    if is_http_method(head) {
+        return PROTOCOL_HTTP1;
+    }
+    PROTOCOL_OPAQUE
+}
+
+#[inline(always)]
+fn starts(head: &[u8; HEAD], with: &[u8; 8]) -> bool {
+    u64::from_ne_bytes([
+        head[0], head[1], head[2], head[3], head[4], head[5], head[6], head[7],
+    ]) == u64::from_ne_bytes(*with)
+}
+
+#[inline(always)]
+fn word(head: &[u8; HEAD]) -> u32 {
+    u32::from_ne_bytes([head[0], head[1], head[2], head[3]])
+}
+
+#[inline(always)]
+fn is_http_method(head: &[u8; HEAD]) -> bool {
+    let first = word(head);
+    first == u32::from_ne_bytes(*b"GET ")
+        || first == u32::from_ne_bytes(*b"POST")
+        || first == u32::from_ne_bytes(*b"PUT ")
+        || first == u32::from_ne_bytes(*b"HEAD")
+        || first == u32::from_ne_bytes(*b"DELE")
+        || first == u32::from_ne_bytes(*b"PATC")
+        || first == u32::from_ne_bytes(*b"OPTI")
+        || first == u32::from_ne_bytes(*b"CONN")
+        || first == u32::from_ne_bytes(*b"TRAC")
+}
+
+/// Whether a TLS payload that a client sends belongs to the handshake (or ends the connection):
+/// it asks for no answer of the application.
+#[inline(always)]
+pub fn is_tls_handshake(head: &[u8; HEAD]) -> bool {
+    is_tls_record(head) && head[0] != TLS_APPLICATION_DATA
+}
+
+/// What the first bytes of an answer say. `is_connect` keeps a 5xx to CONNECT from counting: it
+/// speaks of somebody else.
+#[inline(always)]
+pub fn answer(head: &[u8; HEAD], protocol: u32) -> Answer {
+    if protocol == PROTOCOL_HTTP1 {
+        return http(head);
+    }
+    if protocol == PROTOCOL_OPAQUE {
+        // Redis: errors that speak of the server, not of the command.
+        let first = word(head);
+        if first == u32::from_ne_bytes(*b"-LOA")
+            || first == u32::from_ne_bytes(*b"-BUS")
+            || first == u32::from_ne_bytes(*b"-MAS")
+            || first == u32::from_ne_bytes(*b"-CLU")
+        {
+            return Answer::Failed;
+        }
+        // PostgreSQL: an ErrorResponse whose severity is FATAL (protocol 3, first field 'S').
+        if head[0] == b'E'
+            && head[5] == b'S'
+            && head[6] == b'F'
+            && head[7] == b'A'
+            && head[8] == b'T'
+        {
+            return Answer::Failed;
+        }
+    }
+    Answer::Plain
+}
+
+/// `HTTP/1.x NNN`.
+#[inline(always)]
+fn http(head: &[u8; HEAD]) -> Answer {
+    if word(head) != u32::from_ne_bytes(*b"HTTP") || head[4] != b'/' || head[8] != b' ' {
+        return Answer::Plain;
+    }
+    match head[9] {
+        // 101 hands the connection over: that is the answer.
+        b'1' if !(head[10] == b'0' && head[11] == b'1') => Answer::Interim,
+        b'5' => Answer::Failed,
+        _ => Answer::Plain,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn head(text: &[u8]) -> [u8; HEAD] {
+        let mut head = [0; HEAD];
+        let length = text.len().min(HEAD);
+        head[..length].copy_from_slice(&text[..length]);
+        head
+    }
+
+    #[test]
+    fn protocols() {
+        for (bytes, wanted) in [
+            (&b"GET / HTTP/1.1\r\n"[..], PROTOCOL_HTTP1),
+            (b"POST /x HTTP/1.1", PROTOCOL_HTTP1),
+            (b"PRI * HTTP/2.0\r\n", PROTOCOL_MULTIPLEXED),
+            (b"\x16\x03\x01\x02\x00\x01", PROTOCOL_TLS),
+            (b"*1\r\n$4\r\nPING\r\n", PROTOCOL_OPAQUE),
+            (b"\x16", PROTOCOL_OPAQUE),
+            (b"", PROTOCOL_OPAQUE),
+        ] {
+            assert_eq!(protocol(&head(bytes), bytes.len()), wanted, "{bytes:?}");
+        }
+    }
+
+    #[test]
+    fn answers() {
+        for (bytes, of, wanted) in [
+            (&b"HTTP/1.1 200 OK\r\n"[..], PROTOCOL_HTTP1, Answer::Plain),
+            (b"HTTP/1.1 404 No", PROTOCOL_HTTP1, Answer::Plain),
+            (b"HTTP/1.0 503 Se", PROTOCOL_HTTP1, Answer::Failed),
+            (b"HTTP/1.1 100 Co", PROTOCOL_HTTP1, Answer::Interim),
+            (b"HTTP/1.1 103 Ea", PROTOCOL_HTTP1, Answer::Interim),
+            (b"HTTP/1.1 101 Sw", PROTOCOL_HTTP1, Answer::Plain),
+            (b"HTTP/1.1 503 Se", PROTOCOL_TLS, Answer::Plain),
+            (b"-LOADING Redis ", PROTOCOL_OPAQUE, Answer::Failed),
+            (b"-ERR unknown co", PROTOCOL_OPAQUE, Answer::Plain),
+            (b"E\0\0\0\x60SFATAL\0VFA", PROTOCOL_OPAQUE, Answer::Failed),
+            (b"E\0\0\0\x60SERROR\0VER", PROTOCOL_OPAQUE, Answer::Plain),
+        ] {
+            assert_eq!(answer(&head(bytes), of), wanted, "{bytes:?}");
+        }
+    }
+
+    #[test]
+    fn handshakes() {
+        assert!(is_tls_handshake(&head(b"\x14\x03\x03\x00\x01\x01\x17")));
+        assert!(is_tls_handshake(&head(b"\x15\x03\x03\x00\x02")));
+        assert!(!is_tls_handshake(&head(b"\x17\x03\x03\x00\x50")));
+    }
+
+    proptest! {
+        #[test]
+        fn nothing_panics(bytes: [u8; HEAD], length in 0usize..HEAD, of in 0u32..6) {
+            let _ = (protocol(&bytes, length), answer(&bytes, of), is_tls_handshake(&bytes));
+        }
+    }
+}

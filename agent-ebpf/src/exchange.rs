@@ -1,0 +1,380 @@
+//! cgroup_skb: exchanges on established connections.
+//!
+//! An exchange begins with the first payload byte out while nothing is owed, and is answered by the
+//! first payload byte back. Segments that were seen before (retransmissions, duplicates) say
+//! nothing. Both hooks run before the socket is locked and may run at once on two CPUs, so each
+//! field of the stamp has one writer.
+
+use agent_common::{
+    Event, EventKind, Row, Stamp, Verdict,
+    classify::{self, Answer, HEAD},
+    event::{
+        EVENT_EXCHANGE, EVENT_PROBE, OUTCOME_ABANDONED, OUTCOME_CLOSED_EARLY, OUTCOME_GAVE_UP,
+        OUTCOME_OTHER, OUTCOME_RESET, OUTCOME_RESPONSE, OUTCOME_SLOW, OUTCOME_STATUS,
+    },
+    stamp::{
+        PHASE_OPEN, PROTOCOL_OPAQUE, PROTOCOL_TLS, PROTOCOL_UNKNOWN, STAMP_PROBE,
+        STAMP_PROBE_BY_EXCHANGE, STAMP_UNJUDGED, pack_request, unpack_request,
+    },
+    window,
+};
+use aya_ebpf::{
+    EbpfContext as _,
+    bindings::__sk_buff,
+    helpers::generated::{bpf_get_socket_cookie, bpf_ktime_get_ns, bpf_skb_load_bytes},
+    macros::cgroup_skb,
+    programs::SkBuffContext,
+};
+
+use crate::{
+    atomics, events, maps, outcome,
+    segment::{self, Segment},
+    stamps,
+};
+
+const PASS: i32 = 1;
+const ECONNABORTED: u32 = 103;
+const ECONNRESET: u32 = 104;
+
+/// A connection that was used before and then idle for this long, us, may be closed by its server at
+/// any moment: that the next request meets the close is a race, not a failure.
+const IDLE_US: u64 = 500_000;
+
+/// Payload going out.
+#[cgroup_skb(egress)]
+pub fn sent(ctx: SkBuffContext) -> i32 {
+    // SAFETY: the program's context.
+    unsafe {
+        if let Some(segment) = segment::of(ctx.skb.skb) {
+            out(&ctx, segment);
+        }
+    }
+    PASS
+}
+
+/// Payload coming in.
+#[cgroup_skb(ingress)]
+pub fn received(ctx: SkBuffContext) -> i32 {
+    // SAFETY: the program's context.
+    unsafe {
+        if let Some(segment) = segment::of(ctx.skb.skb) {
+            back(&ctx, segment);
+        }
+    }
+    PASS
+}
+
+/// The stamp of an open connection that we follow.
+#[inline(always)]
+unsafe fn followed(ctx: &SkBuffContext) -> Option<*mut Stamp> {
+    // SAFETY: by the caller.
+    unsafe {
+        let cookie = bpf_get_socket_cookie(ctx.as_ptr());
+        let stamp = stamps::find_by_packet(cookie, ctx.skb.skb)?;
+        ((*stamp).phase == PHASE_OPEN).then_some(stamp)
+    }
+}
+
+/// The first bytes of a payload; zero beyond its end.
+#[inline(always)]
+unsafe fn head(skb: *mut __sk_buff, segment: Segment) -> [u8; HEAD] {
+    let mut head = [0_u8; HEAD];
+    // SAFETY: by the caller; the buffer is HEAD bytes.
+    unsafe {
+        if segment.payload >= HEAD as u32 {
+            bpf_skb_load_bytes(
+                skb.cast(),
+                segment.offset,
+                head.as_mut_ptr().cast(),
+                HEAD as u32,
+            );
+        } else if segment.payload >= 5 {
+            bpf_skb_load_bytes(skb.cast(), segment.offset, head.as_mut_ptr().cast(), 5);
+        } else {
+            bpf_skb_load_bytes(skb.cast(), segment.offset, head.as_mut_ptr().cast(), 1);
+        }
+    }
+    head
+}
+
+#[inline(always)]
+unsafe fn out(ctx: &SkBuffContext, segment: Segment) {
+    // SAFETY: by the caller, socket storage and map memory.
+    unsafe {
+        let Some(stamp) = followed(ctx) else { return };
+        let protocol = (*stamp).protocol;
+        if protocol != PROTOCOL_UNKNOWN {
+            let new = segment.end.wrapping_sub((*stamp).out_end) as i32;
+            if new <= 0 {
+                return;
+            }
+        }
+        (*stamp).out_end = segment.end;
+        let (number, _) = unpack_request(atomics::load(&raw const (*stamp).request));
+        let answers = (&raw const (*stamp).answers).read_volatile();
+        if number != answers & 0xffff {
+            // More of a request that is not answered yet.
+            return;
+        }
+        if protocol == PROTOCOL_UNKNOWN || protocol == PROTOCOL_TLS {
+            let head = head(ctx.skb.skb, segment);
+            if protocol == PROTOCOL_UNKNOWN {
+                (*stamp).protocol = classify::protocol(&head, segment.payload as usize);
+            }
+            if (*stamp).protocol == PROTOCOL_TLS && classify::is_tls_handshake(&head) {
+                return;
+            }
+        }
+        let now = bpf_ktime_get_ns();
+        let Some(row) = outcome::unpinned_row_of(stamp) else {
+            return;
+        };
+        let verdict = Verdict::unpack(atomics::load(&raw const (*row).verdict));
+        (*stamp).generation = verdict.generation;
+        if atomics::add(&raw mut (*row).requests, 1) == 0
+            && let Ok(Some(slot)) = maps::FREE_HISTOGRAMS.pop()
+        {
+            (*row).response_histogram = slot + 1;
+        }
+        atomics::add(&raw mut (*row).exchanges_in_flight, 1);
+        (&raw mut (*stamp).request).write_volatile(pack_request(number + 1, now / 1000));
+    }
+}
+
+#[inline(always)]
+unsafe fn back(ctx: &SkBuffContext, segment: Segment) {
+    // SAFETY: by the caller, socket storage and map memory.
+    unsafe {
+        let Some(stamp) = followed(ctx) else { return };
+        let before = (*stamp).in_end;
+        if before != 0 && segment.end.wrapping_sub(before) as i32 <= 0 {
+            return;
+        }
+        (*stamp).in_end = segment.end;
+        let (number, begun_us) = unpack_request(atomics::load(&raw const (*stamp).request));
+        if number == (*stamp).answers & 0xffff {
+            // The middle of an answer, or what nobody asked for: a greeting, a push, a ticket.
+            return;
+        }
+        let protocol = (*stamp).protocol;
+        let mut answer = Answer::Plain;
+        if protocol <= classify::LAST_WITH_STATUS {
+            let head = head(ctx.skb.skb, segment);
+            answer = classify::answer(&head, protocol);
+            if answer == Answer::Interim {
+                return;
+            }
+        }
+        let now = bpf_ktime_get_ns();
+        (*stamp).answered_ns = now;
+        (&raw mut (*stamp).answers).write_volatile(number);
+        answered(stamp, now, (now / 1000).saturating_sub(begun_us), answer);
+    }
+}
+
+#[inline(always)]
+unsafe fn answered(stamp: *mut Stamp, now: u64, us: u64, answer: Answer) {
+    // SAFETY: by the caller, map memory.
+    unsafe {
+        let Some(row) = outcome::row_of(stamp) else {
+            return;
+        };
+        atomics::add(&raw mut (*row).responses, 1);
+        atomics::add(&raw mut (*row).response_latency_sum_us, us);
+        outcome::longest(&raw mut (*row).response_latency_max_us, us);
+        outcome::bucket((*row).response_histogram, us);
+        let slow_us = u64::from((*row).settings.slow_call_us);
+        let is_failed = answer == Answer::Failed && (*row).settings.fail_status != 0;
+        let is_slow = !is_failed && slow_us != 0 && us > slow_us;
+        if answer == Answer::Failed {
+            atomics::add(&raw mut (*row).exchange_status, 1);
+        }
+        if is_slow {
+            atomics::add(&raw mut (*row).slow_calls, 1);
+        }
+        let seq = call(stamp, row, now, is_failed, is_slow);
+        let outcome = if is_failed {
+            OUTCOME_STATUS
+        } else if is_slow {
+            OUTCOME_SLOW
+        } else {
+            OUTCOME_RESPONSE
+        };
+        if outcome != OUTCOME_RESPONSE {
+            tell(stamp, now, seq, us, outcome, 0);
+        }
+        probe_ended(stamp, now, us, outcome);
+        ended(row);
+    }
+}
+
+/// An established connection changes state. True when it is over as far as we are concerned.
+///
+/// `state` is the new one, `error` the socket's, `shut` its `sk_shutdown`, `exiting` whether the
+/// current task is on its way out.
+///
+/// # Safety
+/// `stamp` must be the connection's.
+#[inline(always)]
+pub unsafe fn closing(
+    stamp: *mut Stamp,
+    now: u64,
+    state: u32,
+    error: u32,
+    shut: u32,
+    exiting: bool,
+) -> bool {
+    const TCP_FIN_WAIT1: u32 = 4;
+    const TCP_CLOSE: u32 = 7;
+    const TCP_CLOSE_WAIT: u32 = 8;
+    const RCV_SHUTDOWN: u32 = 1;
+    // SAFETY: by contract.
+    unsafe {
+        let (number, begun_us) = unpack_request(atomics::load(&raw const (*stamp).request));
+        let owed = number != (*stamp).answers & 0xffff;
+        // The program has closed it, and not only said that it will send no more.
+        let by_program = error == 0 && shut & RCV_SHUTDOWN != 0;
+        match state {
+            TCP_FIN_WAIT1 if !by_program => return false,
+            TCP_CLOSE_WAIT if !owed => return false,
+            TCP_FIN_WAIT1 | TCP_CLOSE_WAIT | TCP_CLOSE => {}
+            _ => return false,
+        }
+        if !owed {
+            // A connection without any exchange (a port check) says nothing, also as a probe.
+            probe_ended(stamp, now, 0, OUTCOME_ABANDONED);
+            return true;
+        }
+        (&raw mut (*stamp).answers).write_volatile(number);
+        let us = (now / 1000).saturating_sub(begun_us);
+        let idle_us = begun_us.saturating_sub((*stamp).answered_ns / 1000);
+        let reused = number != 1;
+        let outcome = match state {
+            TCP_CLOSE_WAIT => OUTCOME_CLOSED_EARLY,
+            _ if error == ECONNRESET => OUTCOME_RESET,
+            _ if error == ECONNABORTED => OUTCOME_ABANDONED,
+            _ if error != 0 => OUTCOME_OTHER,
+            _ if !by_program => OUTCOME_CLOSED_EARLY,
+            _ => given_up(stamp, us, exiting),
+        };
+        let is_stale = reused
+            && idle_us >= IDLE_US
+            && (outcome == OUTCOME_CLOSED_EARLY || outcome == OUTCOME_RESET);
+        let Some(row) = outcome::row_of(stamp) else {
+            return true;
+        };
+        let counter = match outcome {
+            _ if is_stale => &raw mut (*row).stale,
+            OUTCOME_CLOSED_EARLY => &raw mut (*row).exchange_closed_early,
+            OUTCOME_RESET => &raw mut (*row).exchange_reset,
+            OUTCOME_GAVE_UP => &raw mut (*row).exchange_gave_up,
+            OUTCOME_ABANDONED => &raw mut (*row).exchange_abandoned,
+            _ => &raw mut (*row).exchange_other,
+        };
+        atomics::add(counter, 1);
+        if is_stale || outcome == OUTCOME_ABANDONED {
+            probe_ended(stamp, now, us, OUTCOME_ABANDONED);
+        } else {
+            let seq = call(stamp, row, now, true, false);
+            tell(stamp, now, seq, us, outcome, error);
+            probe_ended(stamp, now, us, outcome);
+        }
+        ended(row);
+    }
+    true
+}
+
+/// What it means that the program closes before the answer.
+#[inline(always)]
+unsafe fn given_up(stamp: *mut Stamp, us: u64, exiting: bool) -> u32 {
+    // SAFETY: by the caller, map memory.
+    let limit =
+        unsafe { outcome::row_of(stamp).map_or(0, |row| (*row).settings.exchange_gave_up_ms) };
+    if !exiting && limit != 0 && us >= u64::from(limit) * 1000 {
+        OUTCOME_GAVE_UP
+    } else {
+        OUTCOME_ABANDONED
+    }
+}
+
+/// Enters a call into the window of exchanges and returns its number; 0 when it is not judged.
+#[inline(always)]
+unsafe fn call(stamp: *mut Stamp, row: *mut Row, now: u64, failed: bool, slow: bool) -> u64 {
+    // SAFETY: by the caller, map memory.
+    unsafe {
+        if (*stamp).flags & STAMP_UNJUDGED != 0 {
+            return 0;
+        }
+        let verdict = Verdict::unpack(atomics::load(&raw const (*row).verdict));
+        if verdict.generation != (*stamp).generation {
+            atomics::add(&raw mut (*row).late, 1);
+            return 0;
+        }
+        let seq = atomics::add(&raw mut (*row).exchange_calls, 1) + 1;
+        if failed {
+            atomics::add(&raw mut (*row).exchange_failures, 1);
+        }
+        if let Some(calls) = maps::EXCHANGE_WINDOWS.get_ptr_mut((*stamp).row) {
+            let slot = window::slot(seq) & (window::SLOTS - 1);
+            let entry = (&raw mut (*calls).entries).cast::<u32>().add(slot);
+            entry.write_volatile(window::encode(seq, now, failed, slow));
+        }
+        seq
+    }
+}
+
+/// A failed or slow exchange is an event.
+#[inline(always)]
+unsafe fn tell(stamp: *mut Stamp, now: u64, seq: u64, us: u64, outcome: u32, error: u32) {
+    // SAFETY: by the caller.
+    unsafe {
+        events::send(&Event {
+            kind: EventKind::FAILURE,
+            row: (*stamp).row,
+            incarnation: (*stamp).incarnation,
+            generation: (*stamp).generation,
+            at_ns: now,
+            seq,
+            elapsed_us: us,
+            outcome,
+            errno: error,
+            pid: (*stamp).pid,
+            tid: (*stamp).tid,
+            flags: EVENT_EXCHANGE,
+            comm: (*stamp).comm,
+            ..events::EMPTY
+        });
+    }
+}
+
+/// A probe that waits for its first exchange ends with it.
+#[inline(always)]
+unsafe fn probe_ended(stamp: *mut Stamp, now: u64, us: u64, outcome: u32) {
+    const BOTH: u32 = STAMP_PROBE | STAMP_PROBE_BY_EXCHANGE;
+    // SAFETY: by the caller.
+    unsafe {
+        if (*stamp).flags & BOTH != BOTH {
+            return;
+        }
+        (*stamp).flags &= !BOTH;
+        if let Some(row) = outcome::row_of(stamp) {
+            outcome::probe_ended(
+                stamp,
+                row,
+                now,
+                us,
+                outcome,
+                0,
+                EVENT_PROBE | EVENT_EXCHANGE,
+            );
+        }
+    }
+}
+
+#[inline(always)]
+unsafe fn ended(row: *mut Row) {
+    // SAFETY: map memory. Last of all: from here on the row may get another owner.
+    unsafe { atomics::add(&raw mut (*row).exchanges_in_flight, u64::MAX) };
+}
+
+const _: () = assert!(PROTOCOL_OPAQUE < classify::LAST_WITH_STATUS + 1);
