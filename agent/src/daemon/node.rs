@@ -144,6 +144,7 @@ impl Node {
         names: Names,
         cgroups: Vec<PathBuf>,
         pause: Pause,
+        hidden: Hidden,
     ) -> Self {
         Self {
             table: kernel.table(),
@@ -163,7 +164,7 @@ impl Node {
             latencies: Latencies::default(),
             responses: Latencies::default(),
             tally: Tally::default(),
-            hidden: Hidden::default(),
+            hidden,
             standing: Vec::new(),
             unnamed: Vec::new(),
             losses_at: Nanos(0),

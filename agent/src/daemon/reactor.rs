@@ -27,7 +27,7 @@ use aya::maps::{MapData, RingBuf};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use tokio::sync::{mpsc, oneshot};
 
-use super::{dialer::Dial, plan::Plan, priority, view::Views};
+use super::{canary::Hidden, dialer::Dial, plan::Plan, priority, view::Views};
 use crate::{
     core::{
         Action, DialTarget, Engine, Event, Nanos, ProbeOutcome, Reason, RowId, State, WindowKind,
@@ -135,6 +135,7 @@ impl Reactor {
         table: Arc<Table>,
         plan: Arc<Plan>,
         dialer: std_mpsc::Sender<Dial>,
+        hidden: Hidden,
         seed: u64,
     ) -> Result<(Self, mpsc::Receiver<Notice>)> {
         let (commands, receiver) = std_mpsc::channel();
@@ -155,6 +156,7 @@ impl Reactor {
             wake: Arc::clone(&wake),
             notices,
             dialer,
+            hidden,
             reaction: Arc::clone(&reaction),
             dropped: Arc::clone(&dropped),
             actions: Vec::with_capacity(64),
@@ -215,6 +217,8 @@ struct Worker {
     wake: Arc<OwnedFd>,
     notices: mpsc::Sender<Notice>,
     dialer: std_mpsc::Sender<Dial>,
+    /// Canaries are judged by nobody: their rows' verdicts are the proof's own.
+    hidden: Hidden,
     reaction: Arc<Reaction>,
     dropped: Arc<AtomicU64>,
     actions: Vec<Action>,
@@ -376,7 +380,10 @@ impl Worker {
         let Some(row) = self.table.owned(id) else {
             return false;
         };
-        if row.created_ns == 0 || row.settings.flags & ROW_PROTECTED != 0 {
+        if row.created_ns == 0
+            || row.settings.flags & ROW_PROTECTED != 0
+            || self.hidden.contains(row.key.cgroup_id)
+        {
             return false;
         }
         let target = DialTarget::from(&row.key);

@@ -19,7 +19,7 @@ use tokio::{
 
 use super::{
     backend::Handle,
-    canary::{self, Proof},
+    canary::{self, Hidden, Proof},
     dialer,
     journal::Journal,
     memory,
@@ -171,9 +171,16 @@ async fn serve(
         reserved: [0; 3],
     });
     let (dials, orders) = std_mpsc::channel();
+    let hidden = Hidden::default();
     let seed = clock::now().0 ^ (u64::from(std::process::id()) << 32);
-    let (reactor, mut notices) =
-        Reactor::start(ring, Arc::clone(&table), Arc::clone(&plan), dials, seed)?;
+    let (reactor, mut notices) = Reactor::start(
+        ring,
+        Arc::clone(&table),
+        Arc::clone(&plan),
+        dials,
+        hidden.clone(),
+        seed,
+    )?;
     dialer::start(orders, reactor.commander())?;
     let journal = Arc::new(Journal::new(events_kept));
     let (handle, mut requests) = Handle::new(Arc::clone(&journal), Arc::clone(&table));
@@ -197,6 +204,7 @@ async fn serve(
         Names::new(mount),
         cgroups,
         pause,
+        hidden,
     );
     table.set_mode(node.kernel_mode());
     let proofs = prove(&node).await.context("wait for the canaries")?;
