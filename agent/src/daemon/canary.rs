@@ -145,6 +145,7 @@ fn run(table: &Table, hidden: &Hidden, cgroup: &Path, proof: &mut Proof) -> Resu
         generation: 1,
         errno: CANARY_ERRNO,
         state: STATE_FORCED_OPEN,
+        flags: 0,
     };
     table.set_verdict(id, verdict, Nanos(clock::now().0 + 60_000_000_000), 1);
     let errno = canary.connect()?;

@@ -518,6 +518,7 @@ impl Node {
                         generation: 1,
                         errno,
                         state,
+                        flags: 0,
                     },
                     until,
                 )

@@ -152,7 +152,11 @@ fn breaker_settings(policy: &Policy) -> BreakerSettings {
                 .saturating_add(LEASE_SLACK.0),
         ),
         slow_call_rate: breaker.slow_call.and(breaker.slow_call_rate),
-        exchange_lease: Nanos(nanos(policy.timeouts.connect).0.saturating_add(EXCHANGE_LEASE.0)),
+        exchange_lease: Nanos(
+            nanos(policy.timeouts.connect)
+                .0
+                .saturating_add(EXCHANGE_LEASE.0),
+        ),
         errno: u16::try_from(breaker.errno.number()).unwrap_or(libc::ECONNREFUSED as u16),
     }
 }

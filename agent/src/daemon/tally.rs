@@ -7,8 +7,7 @@ use agent_common::{
     OTHER_ROW, Row as KernelRow,
     event::{
         EVENT_EXCHANGE, OUTCOME_CLOSED_EARLY, OUTCOME_CONNECT_TIMEOUT, OUTCOME_GAVE_UP,
-        OUTCOME_REFUSED, OUTCOME_RESET, OUTCOME_SLOW, OUTCOME_STATUS,
-        OUTCOME_UNREACHABLE,
+        OUTCOME_REFUSED, OUTCOME_RESET, OUTCOME_SLOW, OUTCOME_STATUS, OUTCOME_UNREACHABLE,
     },
     window::{Call, decode, slot},
 };
@@ -116,12 +115,12 @@ impl Tally {
         let previous =
             call(table, row, kind, event.seq - 1, now).map(|call| clock.at(Nanos(call.at_ns)));
         let mut written = self.written(row.index);
-        let seen = written[kind.index()];
+        let seen = written[place(kind)];
         if event.seq > seen + 1 {
             let run = (seen + 1, event.seq - 1);
             self.run(journal, table, row, kind, run, now, clock, &subject);
         }
-        written[kind.index()] = event.seq.max(seen);
+        written[place(kind)] = event.seq.max(seen);
         self.set_written(row.index, written);
         journal.publish(
             time,
@@ -175,14 +174,27 @@ impl Tally {
                 continue;
             };
             for kind in [WindowKind::Connects, WindowKind::Exchanges] {
-                let (calls, seen) = (calls[kind.index()], written[kind.index()]);
+                let (calls, seen) = (calls[place(kind)], written[place(kind)]);
                 let last = call(table, id, kind, calls, now).map_or(0, |call| call.at_ns);
                 // The last call may still be on its way as a failure: it is left for the next time.
                 let quiet = now.0.saturating_sub(last) > CALLS_EVERY.0;
-                let to = if quiet { calls } else { calls.saturating_sub(1) };
+                let to = if quiet {
+                    calls
+                } else {
+                    calls.saturating_sub(1)
+                };
                 if to > seen {
-                    self.run(journal, table, id, kind, (seen + 1, to), now, clock, &subject);
-                    written[kind.index()] = to;
+                    self.run(
+                        journal,
+                        table,
+                        id,
+                        kind,
+                        (seen + 1, to),
+                        now,
+                        clock,
+                        &subject,
+                    );
+                    written[place(kind)] = to;
                 }
             }
             self.set_written(index, written);
@@ -227,7 +239,8 @@ impl Tally {
         let mut begin = from;
         while begin <= to {
             // Older calls than the window holds cannot be told apart any more: one run.
-            let is_failed = |seq: &u64| call(table, row, kind, *seq, now).is_some_and(|call| call.failed);
+            let is_failed =
+                |seq: &u64| call(table, row, kind, *seq, now).is_some_and(|call| call.failed);
             let end = (begin..=to).find(is_failed).map_or(to, |failed| failed - 1);
             if end >= begin {
                 journal.publish(
@@ -271,4 +284,9 @@ fn outcome(outcome: u32) -> &'static str {
         OUTCOME_SLOW => "slow",
         _ => "other",
     }
+}
+
+/// Where a window's number stands in a pair.
+fn place(kind: WindowKind) -> usize {
+    kind.index().unwrap_or(0)
 }

@@ -7,7 +7,10 @@ use agent_common::{OTHER_ROW, Row as KernelRow};
 use super::{latency::Latencies, plan::Plan};
 use crate::{
     control::api::{self, Failures, Held, Latency, Rejections, Retry, TimeoutsMs, Windows},
-    core::{BreakerView, Floor, Nanos, Reason, ReasonKind, RowId, State, WindowKind, WindowStats, window},
+    core::{
+        BreakerView, Floor, Nanos, Reason, ReasonKind, RowId, State, WindowKind, WindowStats,
+        window,
+    },
     kernel::{Table, cgroup::Names},
     policy::Destination,
 };
@@ -141,7 +144,9 @@ impl Viewer<'_> {
         kind: WindowKind,
     ) -> WindowStats {
         let settings = self.plan.breaker(row.settings.policy);
-        let floor = view.map_or(Floor::default(), |view| view.floors[kind.index()]);
+        let floor = view
+            .zip(kind.index())
+            .map_or(Floor::default(), |(view, place)| view.floors[place]);
         let last_seq = match kind {
             WindowKind::Exchanges => row.exchange_calls,
             WindowKind::Connects | WindowKind::None => row.connect_calls,
@@ -154,7 +159,9 @@ impl Viewer<'_> {
                 .unwrap_or(bytemuck::Zeroable::zeroed())
         };
         let last_seq = if id.index == OTHER_ROW { 0 } else { last_seq };
-        window::evaluate_since(kind, &window, last_seq, floor.seq, floor.at, self.now, settings)
+        window::evaluate_since(
+            kind, &window, last_seq, floor.seq, floor.at, self.now, settings,
+        )
     }
 }
 

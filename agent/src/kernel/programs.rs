@@ -14,9 +14,9 @@ use aya::{
     Ebpf, EbpfLoader,
     maps::{HashMap, LpmTrie, Map, MapData, Queue, RingBuf, lpm_trie::Key},
     programs::{
-        CgroupAttachMode, CgroupSkb, CgroupSkbAttachType, CgroupSock, CgroupSockAddr, Iter, Program, SockOps,
-        cgroup_skb::CgroupSkbLinkId, cgroup_sock::CgroupSockLinkId, cgroup_sock_addr::CgroupSockAddrLinkId,
-        sock_ops::SockOpsLinkId,
+        CgroupAttachMode, CgroupSkb, CgroupSkbAttachType, CgroupSock, CgroupSockAddr, Iter,
+        Program, SockOps, cgroup_skb::CgroupSkbLinkId, cgroup_sock::CgroupSockLinkId,
+        cgroup_sock_addr::CgroupSockAddrLinkId, sock_ops::SockOpsLinkId,
     },
 };
 use bytemuck::Pod;
