@@ -47,7 +47,8 @@ pub struct Stamp {
     pub answered_ns: u64,
     /// Sequence number after the last new payload byte received.
     pub in_end: u32,
-    /// Number of the exchange that was answered last.
+    /// Number of the exchange that ended last (16 bits, as in `request`). Advanced by
+    /// compare-and-exchange, by an answer or by the end of the connection.
     pub answers: u32,
 }
 
@@ -85,8 +86,8 @@ pub const PROTOCOL_MULTIPLEXED: u32 = 4;
 /// A place for the stamp of one connection.
 ///
 /// Creating socket storage is by far the dearest step of a connect (two accounted allocations, half
-/// a microsecond). So it lies in an array, at the place that the socket's cookie names; only where another socket has that place, it lies in
-/// socket storage.
+/// a microsecond). So it lies in an array, at the place that the socket's cookie names; only where
+/// another socket has that place, it lies in socket storage.
 #[derive(Clone, Copy, Pod, Zeroable)]
 #[repr(C)]
 pub struct Slot {

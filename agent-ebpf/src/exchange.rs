@@ -2,8 +2,9 @@
 //!
 //! An exchange begins with the first payload byte out while nothing is owed, and is answered by the
 //! first payload byte back. Segments that were seen before (retransmissions, duplicates) say
-//! nothing. Both hooks run before the socket is locked and may run at once on two CPUs, so each
-//! field of the stamp has one writer.
+//! nothing. The egress hook runs with the socket locked, the ingress hook before it is, so they may
+//! run at once on two CPUs: each field of the stamp has one writer, and an exchange is ended by
+//! whoever advances `answers`.
 
 use agent_common::{
     Event, EventKind, Row, Stamp, Verdict,
@@ -112,7 +113,7 @@ unsafe fn out(ctx: &SkBuffContext, segment: Segment) {
         (*stamp).out_end = segment.end;
         let (number, _) = unpack_request(atomics::load(&raw const (*stamp).request));
         let answers = (&raw const (*stamp).answers).read_volatile();
-        if number != answers & 0xffff {
+        if number != answers {
             // More of a request that is not answered yet.
             return;
         }
@@ -152,7 +153,8 @@ unsafe fn back(ctx: &SkBuffContext, segment: Segment) {
         }
         (*stamp).in_end = segment.end;
         let (number, begun_us) = unpack_request(atomics::load(&raw const (*stamp).request));
-        if number == (*stamp).answers & 0xffff {
+        let answers = (&raw const (*stamp).answers).read_volatile();
+        if number == answers {
             // The middle of an answer, or what nobody asked for: a greeting, a push, a ticket.
             return;
         }
@@ -166,8 +168,11 @@ unsafe fn back(ctx: &SkBuffContext, segment: Segment) {
             }
         }
         let now = bpf_ktime_get_ns();
+        if !atomics::replace32(&raw mut (*stamp).answers, answers, number) {
+            // The connection is being closed on another CPU, which has ended the exchange.
+            return;
+        }
         (*stamp).answered_ns = now;
-        (&raw mut (*stamp).answers).write_volatile(number);
         answered(stamp, now, (now / 1000).saturating_sub(begun_us), answer);
     }
 }
@@ -208,22 +213,30 @@ unsafe fn answered(stamp: *mut Stamp, now: u64, us: u64, answer: Answer) {
     }
 }
 
+/// How an established connection changes.
+pub struct Change {
+    /// The new state.
+    pub state: u32,
+    /// The socket's error.
+    pub error: u32,
+    /// Its `sk_shutdown`.
+    pub shut: u32,
+    /// Whether the current task is on its way out.
+    pub exiting: bool,
+}
+
 /// An established connection changes state. True when it is over as far as we are concerned.
-///
-/// `state` is the new one, `error` the socket's, `shut` its `sk_shutdown`, `exiting` whether the
-/// current task is on its way out.
 ///
 /// # Safety
 /// `stamp` must be the connection's.
-#[inline(always)]
-pub unsafe fn closing(
-    stamp: *mut Stamp,
-    now: u64,
-    state: u32,
-    error: u32,
-    shut: u32,
-    exiting: bool,
-) -> bool {
+#[inline(never)]
+pub unsafe fn closing(stamp: *mut Stamp, now: u64, change: &Change) -> bool {
+    let &Change {
+        state,
+        error,
+        shut,
+        exiting,
+    } = change;
     const TCP_FIN_WAIT1: u32 = 4;
     const TCP_CLOSE: u32 = 7;
     const TCP_CLOSE_WAIT: u32 = 8;
@@ -231,7 +244,8 @@ pub unsafe fn closing(
     // SAFETY: by contract.
     unsafe {
         let (number, begun_us) = unpack_request(atomics::load(&raw const (*stamp).request));
-        let owed = number != (*stamp).answers & 0xffff;
+        let answers = (&raw const (*stamp).answers).read_volatile();
+        let owed = number != answers;
         // The program has closed it, and not only said that it will send no more.
         let by_program = error == 0 && shut & RCV_SHUTDOWN != 0;
         match state {
@@ -245,7 +259,10 @@ pub unsafe fn closing(
             probe_ended(stamp, now, 0, OUTCOME_ABANDONED);
             return true;
         }
-        (&raw mut (*stamp).answers).write_volatile(number);
+        if !atomics::replace32(&raw mut (*stamp).answers, answers, number) {
+            // An answer has just come in on another CPU: it is one.
+            return true;
+        }
         let us = (now / 1000).saturating_sub(begun_us);
         let idle_us = begun_us.saturating_sub((*stamp).answered_ns / 1000);
         let reused = number != 1;

@@ -19,7 +19,8 @@ use aya_ebpf::{
 };
 
 use crate::{
-    atomics, exchange,
+    atomics,
+    exchange::{self, Change},
     kernel::{TcpSocket, current_is_exiting},
     outcome, rows, stamps, user_timeout,
 };
@@ -81,10 +82,13 @@ pub fn follow(ctx: SockOpsContext) -> u32 {
             } else {
                 0
             };
-            let shut = sk.map_or(0, TcpSocket::shutdown);
-            let exiting = error == 0 && current_is_exiting();
-            let now = bpf_ktime_get_ns();
-            if exchange::closing(stamp, now, state, error, shut, exiting) {
+            let change = Change {
+                state,
+                error,
+                shut: sk.map_or(0, TcpSocket::shutdown),
+                exiting: error == 0 && current_is_exiting(),
+            };
+            if exchange::closing(stamp, bpf_ktime_get_ns(), &change) {
                 (*stamp).phase = PHASE_IDLE;
                 drop_callbacks(&ctx, stamp, false);
                 found.give_back();
