@@ -160,6 +160,54 @@ fn failed_probes_double_the_cooldown_and_health_shrinks_it() {
     assert_eq!(one.view().next_probe_at.unwrap() - one.now, millis(37_500));
 }
 
+/// Closed just now, with a cooldown grown to 120 s.
+fn closed_after_two_failed_probes() -> One {
+    let mut one = One::new(BreakerSettings {
+        redial: false,
+        ..BreakerSettings::default()
+    });
+    one.calls(5, true);
+    for _ in 0..2 {
+        one.pass(one.view().next_probe_at.unwrap() - one.now);
+        one.probe(ProbeOutcome::Failure);
+    }
+    one.pass(one.view().next_probe_at.unwrap() - one.now);
+    one.probe(ProbeOutcome::Success);
+    one.probe(ProbeOutcome::Success);
+    assert_eq!(
+        (one.state(), one.view().cooldown),
+        (State::Closed, secs(120))
+    );
+    one
+}
+
+#[test]
+fn a_cooldown_that_a_new_policy_cuts_is_halved_after_the_new_one() {
+    let mut one = closed_after_two_failed_probes();
+    one.pass(secs(10));
+    one.configure(BreakerSettings {
+        cooldown_max: secs(80),
+        ..BreakerSettings::default()
+    });
+    one.pass(secs(70) - Nanos(1));
+    assert_eq!(one.view().cooldown, secs(80));
+    one.pass(Nanos(1));
+    assert_eq!(one.view().cooldown, secs(40));
+}
+
+#[test]
+fn a_late_agent_halves_the_cooldown_no_later_the_next_time() {
+    let mut one = closed_after_two_failed_probes();
+    one.now = one.now + secs(130);
+    one.handle(Event::Deadline);
+    assert_eq!(one.view().cooldown, secs(60));
+    one.pass(secs(50) - Nanos(1));
+    assert_eq!(one.view().cooldown, secs(60));
+    // Back at its base, and quiet for long enough to be dropped.
+    one.pass(Nanos(1));
+    assert!(!one.engine.contains(ROW));
+}
+
 #[test]
 fn a_quiet_breaker_is_dropped_and_comes_back() {
     let mut one = One::new(BreakerSettings::default());
