@@ -82,6 +82,8 @@ pub const PROTOCOL_HTTP1: u32 = 2;
 pub const PROTOCOL_TLS: u32 = 3;
 /// Many streams on one connection: any payload in answers all that is owed.
 pub const PROTOCOL_MULTIPLEXED: u32 = 4;
+/// HTTP CONNECT and what goes through it: only timed, for a 5xx to CONNECT speaks of somebody else.
+pub const PROTOCOL_TUNNEL: u32 = 5;
 
 /// A place for the stamp of one connection.
 ///
@@ -124,5 +126,7 @@ pub const STAMP_FOREIGN_RTO_CB: u32 = 1 << 3;
 pub const STAMP_OBSERVED: u32 = 1 << 4;
 /// A socket of the kernel's own: counted, but no breaker is judged by it.
 pub const STAMP_UNJUDGED: u32 = 1 << 5;
+/// The program has said that it sends no more, and still waits for an answer.
+pub const STAMP_HALF_CLOSED: u32 = 1 << 7;
 /// The probe ends with the first exchange, not with the connect.
 pub const STAMP_PROBE_BY_EXCHANGE: u32 = 1 << 6;

@@ -14,8 +14,9 @@ use agent_common::{
         OUTCOME_OTHER, OUTCOME_RESET, OUTCOME_RESPONSE, OUTCOME_SLOW, OUTCOME_STATUS,
     },
     stamp::{
-        PHASE_OPEN, PROTOCOL_OPAQUE, PROTOCOL_TLS, PROTOCOL_UNKNOWN, STAMP_PROBE,
-        STAMP_PROBE_BY_EXCHANGE, STAMP_UNJUDGED, pack_request, unpack_request,
+        PHASE_OPEN, PROTOCOL_HTTP1, PROTOCOL_OPAQUE, PROTOCOL_TLS, PROTOCOL_UNKNOWN,
+        STAMP_HALF_CLOSED, STAMP_PROBE, STAMP_PROBE_BY_EXCHANGE, STAMP_UNJUDGED, pack_request,
+        unpack_request,
     },
     window,
 };
@@ -34,6 +35,7 @@ use crate::{
 };
 
 const PASS: i32 = 1;
+const EPIPE: u32 = 32;
 const ECONNABORTED: u32 = 103;
 const ECONNRESET: u32 = 104;
 
@@ -80,19 +82,11 @@ unsafe fn followed(ctx: &SkBuffContext) -> Option<*mut Stamp> {
 #[inline(always)]
 unsafe fn head(skb: *mut __sk_buff, segment: Segment) -> [u8; HEAD] {
     let mut head = [0_u8; HEAD];
-    // SAFETY: by the caller; the buffer is HEAD bytes.
-    unsafe {
-        if segment.payload >= HEAD as u32 {
-            bpf_skb_load_bytes(
-                skb.cast(),
-                segment.offset,
-                head.as_mut_ptr().cast(),
-                HEAD as u32,
-            );
-        } else if segment.payload >= 5 {
-            bpf_skb_load_bytes(skb.cast(), segment.offset, head.as_mut_ptr().cast(), 5);
-        } else {
-            bpf_skb_load_bytes(skb.cast(), segment.offset, head.as_mut_ptr().cast(), 1);
+    let length = segment.payload.min(HEAD as u32);
+    if length != 0 {
+        // SAFETY: by the caller; not more than the buffer holds.
+        unsafe {
+            bpf_skb_load_bytes(skb.cast(), segment.offset, head.as_mut_ptr().cast(), length);
         }
     }
     head
@@ -117,12 +111,17 @@ unsafe fn out(ctx: &SkBuffContext, segment: Segment) {
             // More of a request that is not answered yet.
             return;
         }
-        if protocol == PROTOCOL_UNKNOWN || protocol == PROTOCOL_TLS {
+        if protocol == PROTOCOL_UNKNOWN || protocol == PROTOCOL_TLS || protocol == PROTOCOL_HTTP1 {
             let head = head(ctx.skb.skb, segment);
             if protocol == PROTOCOL_UNKNOWN {
                 (*stamp).protocol = classify::protocol(&head, segment.payload as usize);
             }
-            if (*stamp).protocol == PROTOCOL_TLS && classify::is_tls_handshake(&head) {
+            let begins = match (*stamp).protocol {
+                PROTOCOL_TLS => !classify::is_tls_handshake(&head),
+                PROTOCOL_HTTP1 => classify::begins_http_request(&head),
+                _ => true,
+            };
+            if !begins {
                 return;
             }
         }
@@ -238,6 +237,7 @@ pub unsafe fn closing(stamp: *mut Stamp, now: u64, change: &Change) -> bool {
         exiting,
     } = change;
     const TCP_FIN_WAIT1: u32 = 4;
+    const TCP_FIN_WAIT2: u32 = 5;
     const TCP_CLOSE: u32 = 7;
     const TCP_CLOSE_WAIT: u32 = 8;
     const RCV_SHUTDOWN: u32 = 1;
@@ -246,12 +246,20 @@ pub unsafe fn closing(stamp: *mut Stamp, now: u64, change: &Change) -> bool {
         let (number, begun_us) = unpack_request(atomics::load(&raw const (*stamp).request));
         let answers = (&raw const (*stamp).answers).read_volatile();
         let owed = number != answers;
-        // The program has closed it, and not only said that it will send no more.
-        let by_program = error == 0 && shut & RCV_SHUTDOWN != 0;
+        // The program has closed it, and not only said that it will send no more. (At the very end
+        // a FIN of the peer's has set the bit, too: then it matters what the program had said.)
+        let half_closed = (*stamp).flags & STAMP_HALF_CLOSED != 0;
+        let by_program =
+            error == 0 && shut & RCV_SHUTDOWN != 0 && !(state == TCP_CLOSE && half_closed);
         match state {
-            TCP_FIN_WAIT1 if !by_program => return false,
+            TCP_FIN_WAIT1 if !by_program => {
+                (*stamp).flags |= STAMP_HALF_CLOSED;
+                return false;
+            }
+            // Again the same state: a close after the half of it (net/ipv4/tcp.c, `new_state`).
+            TCP_FIN_WAIT2 if !by_program => return false,
             TCP_CLOSE_WAIT if !owed => return false,
-            TCP_FIN_WAIT1 | TCP_CLOSE_WAIT | TCP_CLOSE => {}
+            TCP_FIN_WAIT1 | TCP_FIN_WAIT2 | TCP_CLOSE_WAIT | TCP_CLOSE => {}
             _ => return false,
         }
         if !owed {
@@ -269,6 +277,9 @@ pub unsafe fn closing(stamp: *mut Stamp, now: u64, change: &Change) -> bool {
         let outcome = match state {
             TCP_CLOSE_WAIT => OUTCOME_CLOSED_EARLY,
             _ if error == ECONNRESET => OUTCOME_RESET,
+            // The peer had closed before the request was sent (net/ipv4/tcp_input.c, `tcp_reset`
+            // in CLOSE_WAIT).
+            _ if error == EPIPE => OUTCOME_CLOSED_EARLY,
             _ if error == ECONNABORTED => OUTCOME_ABANDONED,
             _ if error != 0 => OUTCOME_OTHER,
             _ if !by_program => OUTCOME_CLOSED_EARLY,

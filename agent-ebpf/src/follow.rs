@@ -35,6 +35,7 @@ const RTO_CB: u32 = 8;
 const STATE_CB: u32 = 10;
 
 const TCP_FIN_WAIT1: u32 = 4;
+const TCP_FIN_WAIT2: u32 = 5;
 const TCP_CLOSE: u32 = 7;
 const TCP_CLOSE_WAIT: u32 = 8;
 
@@ -52,7 +53,12 @@ pub fn follow(ctx: SockOpsContext) -> u32 {
         _ => return 1,
     }
     let state = ctx.arg(1);
-    if op == STATE_CB && state != TCP_CLOSE && state != TCP_FIN_WAIT1 && state != TCP_CLOSE_WAIT {
+    if op == STATE_CB
+        && !matches!(
+            state,
+            TCP_CLOSE | TCP_FIN_WAIT1 | TCP_FIN_WAIT2 | TCP_CLOSE_WAIT
+        )
+    {
         return 1;
     }
     let sk = socket(&ctx);
