@@ -169,8 +169,9 @@ backstop 0.1.0  mode enforce  up 3h 12m  lost events 0  rows 1 (1 open, 0 half-o
   reason       connects: consecutive_failures 5 >= 5
   next         probe in 17.6s, the agent dials in 412ms
   window       12 of the last 20 connects failed (60 %), 5 in a row
-  attempts     1,234: 1,200 established, 3 abandoned
+  attempts     1,234: 1,200 established
   in flight    1
+  abandoned    3
   failures     30: refused 20, connect_timeout 10
   rejected     breaker 12,345
   latency      connect p50 850us, p90 1.2ms, p99 35ms, p99.9 999ms, max 2.0s (1,180 in 5 minutes)
@@ -187,7 +188,7 @@ fn the_details_of_exchanges() {
   reason       exchanges: slow_call_rate 0.75 >= 0.50
   window       0 of the last 4 connects failed (0 %), 0 in a row
                1 of the last 20 exchanges failed (5 %), 0 in a row, 14 slow (70 %)
-  attempts     1: 1 established, 0 abandoned
+  attempts     1: 1 established
   responses    5,432, 2 stale
   failures     6: status 6
   latency      response p50 2.1ms, p90 1.1s, p99 1.2s, p99.9 1.3s, max 1.4s (5,000 in 5 minutes)
