@@ -2,10 +2,12 @@
 //!
 //! Nothing here needs more than [`HEAD`] bytes, and nothing looks inside encrypted data.
 
-use crate::stamp::{PROTOCOL_HTTP1, PROTOCOL_MULTIPLEXED, PROTOCOL_OPAQUE, PROTOCOL_TLS};
+use crate::stamp::{
+    PROTOCOL_HTTP1, PROTOCOL_MULTIPLEXED, PROTOCOL_OPAQUE, PROTOCOL_TLS, PROTOCOL_TUNNEL,
+};
 
 /// Bytes of a payload that are looked at.
-pub const HEAD: usize = 16;
+pub const HEAD: usize = 24;
 
 /// Of the protocols up to this number an answer's first bytes may tell its status.
 pub const LAST_WITH_STATUS: u32 = PROTOCOL_HTTP1;
@@ -47,6 +49,9 @@ pub fn protocol(head: &[u8; HEAD], length: usize) -> u32 {
     {
         return PROTOCOL_MULTIPLEXED;
     }
+    if word(head) == u32::from_ne_bytes(*b"CONN") {
+        return PROTOCOL_TUNNEL;
+    }
     if is_http_method(head) {
         return PROTOCOL_HTTP1;
     }
@@ -75,8 +80,14 @@ fn is_http_method(head: &[u8; HEAD]) -> bool {
         || first == u32::from_ne_bytes(*b"DELE")
         || first == u32::from_ne_bytes(*b"PATC")
         || first == u32::from_ne_bytes(*b"OPTI")
-        || first == u32::from_ne_bytes(*b"CONN")
         || first == u32::from_ne_bytes(*b"TRAC")
+}
+
+/// Whether a payload on an HTTP/1 connection can begin a request: any method is in capitals. The
+/// rest of an upload that was answered already, or a frame of an upgraded connection, is not.
+#[inline(always)]
+pub fn begins_http_request(head: &[u8; HEAD]) -> bool {
+    head[0].is_ascii_uppercase() && head[1].is_ascii_uppercase() && head[2].is_ascii_uppercase()
 }
 
 /// Whether a TLS payload that a client sends belongs to the handshake (or ends the connection):
@@ -86,34 +97,44 @@ pub fn is_tls_handshake(head: &[u8; HEAD]) -> bool {
     is_tls_record(head) && head[0] != TLS_APPLICATION_DATA
 }
 
-/// What the first bytes of an answer say. `is_connect` keeps a 5xx to CONNECT from counting: it
-/// speaks of somebody else.
+/// What the first bytes of an answer say (zero beyond its end).
 #[inline(always)]
 pub fn answer(head: &[u8; HEAD], protocol: u32) -> Answer {
     if protocol == PROTOCOL_HTTP1 {
         return http(head);
     }
-    if protocol == PROTOCOL_OPAQUE {
-        // Redis: errors that speak of the server, not of the command.
-        let first = word(head);
-        if first == u32::from_ne_bytes(*b"-LOA")
-            || first == u32::from_ne_bytes(*b"-BUS")
-            || first == u32::from_ne_bytes(*b"-MAS")
-            || first == u32::from_ne_bytes(*b"-CLU")
-        {
-            return Answer::Failed;
-        }
-        // PostgreSQL: an ErrorResponse whose severity is FATAL (protocol 3, first field 'S').
-        if head[0] == b'E'
-            && head[5] == b'S'
-            && head[6] == b'F'
-            && head[7] == b'A'
-            && head[8] == b'T'
-        {
-            return Answer::Failed;
-        }
+    if protocol == PROTOCOL_OPAQUE && (redis_failed(head) || postgres_failed(head)) {
+        return Answer::Failed;
     }
     Answer::Plain
+}
+
+/// Redis: errors that speak of the server, not of the command (`-BUSYKEY`, `-BUSYGROUP`).
+#[inline(always)]
+fn redis_failed(head: &[u8; HEAD]) -> bool {
+    let first = word(head);
+    first == u32::from_ne_bytes(*b"-LOA")
+        || (first == u32::from_ne_bytes(*b"-BUS") && head[4] == b'Y' && head[5] == b' ')
+        || first == u32::from_ne_bytes(*b"-MAS")
+        || first == u32::from_ne_bytes(*b"-CLU")
+}
+
+/// PostgreSQL: an ErrorResponse of severity FATAL whose SQLSTATE is of class 57 (operator
+/// intervention: starting up, shutting down) or 53 (insufficient resources: too many connections).
+/// Fields: S, V (since protocol 3 of 9.6), C.
+#[inline(always)]
+fn postgres_failed(head: &[u8; HEAD]) -> bool {
+    if head[0] != b'E' || head[5] != b'S' || head[6] != b'F' || head[7] != b'A' || head[8] != b'T' {
+        return false;
+    }
+    let (first, second) = if head[12] == b'C' {
+        (head[13], head[14])
+    } else if head[19] == b'C' {
+        (head[20], head[21])
+    } else {
+        return false;
+    };
+    first == b'5' && (second == b'7' || second == b'3')
 }
 
 /// `HTTP/1.x NNN`.
@@ -147,6 +168,7 @@ mod tests {
         for (bytes, wanted) in [
             (&b"GET / HTTP/1.1\r\n"[..], PROTOCOL_HTTP1),
             (b"POST /x HTTP/1.1", PROTOCOL_HTTP1),
+            (b"CONNECT a:443 HT", PROTOCOL_TUNNEL),
             (b"PRI * HTTP/2.0\r\n", PROTOCOL_MULTIPLEXED),
             (b"\x16\x03\x01\x02\x00\x01", PROTOCOL_TLS),
             (b"*1\r\n$4\r\nPING\r\n", PROTOCOL_OPAQUE),
@@ -169,8 +191,30 @@ mod tests {
             (b"HTTP/1.1 503 Se", PROTOCOL_TLS, Answer::Plain),
             (b"-LOADING Redis ", PROTOCOL_OPAQUE, Answer::Failed),
             (b"-ERR unknown co", PROTOCOL_OPAQUE, Answer::Plain),
-            (b"E\0\0\0\x60SFATAL\0VFA", PROTOCOL_OPAQUE, Answer::Failed),
-            (b"E\0\0\0\x60SERROR\0VER", PROTOCOL_OPAQUE, Answer::Plain),
+            (b"-BUSY Redis is busy", PROTOCOL_OPAQUE, Answer::Failed),
+            (b"-BUSYGROUP Consumer", PROTOCOL_OPAQUE, Answer::Plain),
+            (b"HTTP/1.1 503\r\n", PROTOCOL_HTTP1, Answer::Failed),
+            (b"HTTP/1.1 503 Se", PROTOCOL_TUNNEL, Answer::Plain),
+            (
+                b"E\0\0\0\x60SFATAL\0VFATAL\0C57P03\0",
+                PROTOCOL_OPAQUE,
+                Answer::Failed,
+            ),
+            (
+                b"E\0\0\0\x60SFATAL\0C53300\0M",
+                PROTOCOL_OPAQUE,
+                Answer::Failed,
+            ),
+            (
+                b"E\0\0\0\x60SFATAL\0VFATAL\0C28P01\0",
+                PROTOCOL_OPAQUE,
+                Answer::Plain,
+            ),
+            (
+                b"E\0\0\0\x60SERROR\0VERROR\0C57014\0",
+                PROTOCOL_OPAQUE,
+                Answer::Plain,
+            ),
         ] {
             assert_eq!(answer(&head(bytes), of), wanted, "{bytes:?}");
         }

@@ -47,7 +47,8 @@ pub struct Stamp {
     pub answered_ns: u64,
     /// Sequence number after the last new payload byte received.
     pub in_end: u32,
-    /// Number of the exchange that was answered last.
+    /// Number of the exchange that ended last (16 bits, as in `request`). Advanced by
+    /// compare-and-exchange, by an answer or by the end of the connection.
     pub answers: u32,
 }
 
@@ -81,12 +82,14 @@ pub const PROTOCOL_HTTP1: u32 = 2;
 pub const PROTOCOL_TLS: u32 = 3;
 /// Many streams on one connection: any payload in answers all that is owed.
 pub const PROTOCOL_MULTIPLEXED: u32 = 4;
+/// HTTP CONNECT and what goes through it: only timed, for a 5xx to CONNECT speaks of somebody else.
+pub const PROTOCOL_TUNNEL: u32 = 5;
 
 /// A place for the stamp of one connection.
 ///
 /// Creating socket storage is by far the dearest step of a connect (two accounted allocations, half
-/// a microsecond). So it lies in an array, at the place that the socket's cookie names; only where another socket has that place, it lies in
-/// socket storage.
+/// a microsecond). So it lies in an array, at the place that the socket's cookie names; only where
+/// another socket has that place, it lies in socket storage.
 #[derive(Clone, Copy, Pod, Zeroable)]
 #[repr(C)]
 pub struct Slot {
@@ -123,5 +126,7 @@ pub const STAMP_FOREIGN_RTO_CB: u32 = 1 << 3;
 pub const STAMP_OBSERVED: u32 = 1 << 4;
 /// A socket of the kernel's own: counted, but no breaker is judged by it.
 pub const STAMP_UNJUDGED: u32 = 1 << 5;
+/// The program has said that it sends no more, and still waits for an answer.
+pub const STAMP_HALF_CLOSED: u32 = 1 << 7;
 /// The probe ends with the first exchange, not with the connect.
 pub const STAMP_PROBE_BY_EXCHANGE: u32 = 1 << 6;

@@ -26,7 +26,8 @@ use aya_ebpf::{
 };
 
 use crate::{
-    atomics, events, exchange,
+    atomics, events,
+    exchange::{self, Change},
     kernel::TcpSocket,
     outcome, probes, rows,
     stamps::{self, Found},
@@ -264,7 +265,13 @@ unsafe fn unfinished(ctx: &SockAddrContext, found: Found, now: u64) {
             PHASE_IDLE => {}
             // Its end was hidden from us; nothing is owed on a socket that connects anew.
             PHASE_OPEN => {
-                exchange::closing(found.stamp, now, TCP_CLOSE, ECONNABORTED, 0, false);
+                let change = Change {
+                    state: TCP_CLOSE,
+                    error: ECONNABORTED,
+                    shut: 0,
+                    exiting: false,
+                };
+                exchange::closing(found.stamp, now, &change);
             }
             PHASE_STAMPED => {
                 user_timeout::give_back(ctx.as_ptr(), found.stamp);

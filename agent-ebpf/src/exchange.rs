@@ -2,8 +2,9 @@
 //!
 //! An exchange begins with the first payload byte out while nothing is owed, and is answered by the
 //! first payload byte back. Segments that were seen before (retransmissions, duplicates) say
-//! nothing. Both hooks run before the socket is locked and may run at once on two CPUs, so each
-//! field of the stamp has one writer.
+//! nothing. The egress hook runs with the socket locked, the ingress hook before it is, so they may
+//! run at once on two CPUs: each field of the stamp has one writer, and an exchange is ended by
+//! whoever advances `answers`.
 
 use agent_common::{
     Event, EventKind, Row, Stamp, Verdict,
@@ -13,8 +14,9 @@ use agent_common::{
         OUTCOME_OTHER, OUTCOME_RESET, OUTCOME_RESPONSE, OUTCOME_SLOW, OUTCOME_STATUS,
     },
     stamp::{
-        PHASE_OPEN, PROTOCOL_OPAQUE, PROTOCOL_TLS, PROTOCOL_UNKNOWN, STAMP_PROBE,
-        STAMP_PROBE_BY_EXCHANGE, STAMP_UNJUDGED, pack_request, unpack_request,
+        PHASE_OPEN, PROTOCOL_HTTP1, PROTOCOL_OPAQUE, PROTOCOL_TLS, PROTOCOL_UNKNOWN,
+        STAMP_HALF_CLOSED, STAMP_PROBE, STAMP_PROBE_BY_EXCHANGE, STAMP_UNJUDGED, pack_request,
+        unpack_request,
     },
     window,
 };
@@ -33,6 +35,7 @@ use crate::{
 };
 
 const PASS: i32 = 1;
+const EPIPE: u32 = 32;
 const ECONNABORTED: u32 = 103;
 const ECONNRESET: u32 = 104;
 
@@ -79,19 +82,11 @@ unsafe fn followed(ctx: &SkBuffContext) -> Option<*mut Stamp> {
 #[inline(always)]
 unsafe fn head(skb: *mut __sk_buff, segment: Segment) -> [u8; HEAD] {
     let mut head = [0_u8; HEAD];
-    // SAFETY: by the caller; the buffer is HEAD bytes.
-    unsafe {
-        if segment.payload >= HEAD as u32 {
-            bpf_skb_load_bytes(
-                skb.cast(),
-                segment.offset,
-                head.as_mut_ptr().cast(),
-                HEAD as u32,
-            );
-        } else if segment.payload >= 5 {
-            bpf_skb_load_bytes(skb.cast(), segment.offset, head.as_mut_ptr().cast(), 5);
-        } else {
-            bpf_skb_load_bytes(skb.cast(), segment.offset, head.as_mut_ptr().cast(), 1);
+    let length = segment.payload.min(HEAD as u32);
+    if length != 0 {
+        // SAFETY: by the caller; not more than the buffer holds.
+        unsafe {
+            bpf_skb_load_bytes(skb.cast(), segment.offset, head.as_mut_ptr().cast(), length);
         }
     }
     head
@@ -112,16 +107,21 @@ unsafe fn out(ctx: &SkBuffContext, segment: Segment) {
         (*stamp).out_end = segment.end;
         let (number, _) = unpack_request(atomics::load(&raw const (*stamp).request));
         let answers = (&raw const (*stamp).answers).read_volatile();
-        if number != answers & 0xffff {
+        if number != answers {
             // More of a request that is not answered yet.
             return;
         }
-        if protocol == PROTOCOL_UNKNOWN || protocol == PROTOCOL_TLS {
+        if protocol == PROTOCOL_UNKNOWN || protocol == PROTOCOL_TLS || protocol == PROTOCOL_HTTP1 {
             let head = head(ctx.skb.skb, segment);
             if protocol == PROTOCOL_UNKNOWN {
                 (*stamp).protocol = classify::protocol(&head, segment.payload as usize);
             }
-            if (*stamp).protocol == PROTOCOL_TLS && classify::is_tls_handshake(&head) {
+            let begins = match (*stamp).protocol {
+                PROTOCOL_TLS => !classify::is_tls_handshake(&head),
+                PROTOCOL_HTTP1 => classify::begins_http_request(&head),
+                _ => true,
+            };
+            if !begins {
                 return;
             }
         }
@@ -152,7 +152,8 @@ unsafe fn back(ctx: &SkBuffContext, segment: Segment) {
         }
         (*stamp).in_end = segment.end;
         let (number, begun_us) = unpack_request(atomics::load(&raw const (*stamp).request));
-        if number == (*stamp).answers & 0xffff {
+        let answers = (&raw const (*stamp).answers).read_volatile();
+        if number == answers {
             // The middle of an answer, or what nobody asked for: a greeting, a push, a ticket.
             return;
         }
@@ -166,8 +167,11 @@ unsafe fn back(ctx: &SkBuffContext, segment: Segment) {
             }
         }
         let now = bpf_ktime_get_ns();
+        if !atomics::replace32(&raw mut (*stamp).answers, answers, number) {
+            // The connection is being closed on another CPU, which has ended the exchange.
+            return;
+        }
         (*stamp).answered_ns = now;
-        (&raw mut (*stamp).answers).write_volatile(number);
         answered(stamp, now, (now / 1000).saturating_sub(begun_us), answer);
     }
 }
@@ -208,36 +212,54 @@ unsafe fn answered(stamp: *mut Stamp, now: u64, us: u64, answer: Answer) {
     }
 }
 
+/// How an established connection changes.
+pub struct Change {
+    /// The new state.
+    pub state: u32,
+    /// The socket's error.
+    pub error: u32,
+    /// Its `sk_shutdown`.
+    pub shut: u32,
+    /// Whether the current task is on its way out.
+    pub exiting: bool,
+}
+
 /// An established connection changes state. True when it is over as far as we are concerned.
-///
-/// `state` is the new one, `error` the socket's, `shut` its `sk_shutdown`, `exiting` whether the
-/// current task is on its way out.
 ///
 /// # Safety
 /// `stamp` must be the connection's.
-#[inline(always)]
-pub unsafe fn closing(
-    stamp: *mut Stamp,
-    now: u64,
-    state: u32,
-    error: u32,
-    shut: u32,
-    exiting: bool,
-) -> bool {
+#[inline(never)]
+pub unsafe fn closing(stamp: *mut Stamp, now: u64, change: &Change) -> bool {
+    let &Change {
+        state,
+        error,
+        shut,
+        exiting,
+    } = change;
     const TCP_FIN_WAIT1: u32 = 4;
+    const TCP_FIN_WAIT2: u32 = 5;
     const TCP_CLOSE: u32 = 7;
     const TCP_CLOSE_WAIT: u32 = 8;
     const RCV_SHUTDOWN: u32 = 1;
     // SAFETY: by contract.
     unsafe {
         let (number, begun_us) = unpack_request(atomics::load(&raw const (*stamp).request));
-        let owed = number != (*stamp).answers & 0xffff;
-        // The program has closed it, and not only said that it will send no more.
-        let by_program = error == 0 && shut & RCV_SHUTDOWN != 0;
+        let answers = (&raw const (*stamp).answers).read_volatile();
+        let owed = number != answers;
+        // The program has closed it, and not only said that it will send no more. (At the very end
+        // a FIN of the peer's has set the bit, too: then it matters what the program had said.)
+        let half_closed = (*stamp).flags & STAMP_HALF_CLOSED != 0;
+        let by_program =
+            error == 0 && shut & RCV_SHUTDOWN != 0 && !(state == TCP_CLOSE && half_closed);
         match state {
-            TCP_FIN_WAIT1 if !by_program => return false,
+            TCP_FIN_WAIT1 if !by_program => {
+                (*stamp).flags |= STAMP_HALF_CLOSED;
+                return false;
+            }
+            // Again the same state: a close after the half of it (net/ipv4/tcp.c, `new_state`).
+            TCP_FIN_WAIT2 if !by_program => return false,
             TCP_CLOSE_WAIT if !owed => return false,
-            TCP_FIN_WAIT1 | TCP_CLOSE_WAIT | TCP_CLOSE => {}
+            TCP_FIN_WAIT1 | TCP_FIN_WAIT2 | TCP_CLOSE_WAIT | TCP_CLOSE => {}
             _ => return false,
         }
         if !owed {
@@ -245,13 +267,19 @@ pub unsafe fn closing(
             probe_ended(stamp, now, 0, OUTCOME_ABANDONED);
             return true;
         }
-        (&raw mut (*stamp).answers).write_volatile(number);
+        if !atomics::replace32(&raw mut (*stamp).answers, answers, number) {
+            // An answer has just come in on another CPU: it is one.
+            return true;
+        }
         let us = (now / 1000).saturating_sub(begun_us);
         let idle_us = begun_us.saturating_sub((*stamp).answered_ns / 1000);
         let reused = number != 1;
         let outcome = match state {
             TCP_CLOSE_WAIT => OUTCOME_CLOSED_EARLY,
             _ if error == ECONNRESET => OUTCOME_RESET,
+            // The peer had closed before the request was sent (net/ipv4/tcp_input.c, `tcp_reset`
+            // in CLOSE_WAIT).
+            _ if error == EPIPE => OUTCOME_CLOSED_EARLY,
             _ if error == ECONNABORTED => OUTCOME_ABANDONED,
             _ if error != 0 => OUTCOME_OTHER,
             _ if !by_program => OUTCOME_CLOSED_EARLY,

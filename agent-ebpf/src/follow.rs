@@ -19,7 +19,8 @@ use aya_ebpf::{
 };
 
 use crate::{
-    atomics, exchange,
+    atomics,
+    exchange::{self, Change},
     kernel::{TcpSocket, current_is_exiting},
     outcome, rows, stamps, user_timeout,
 };
@@ -34,6 +35,7 @@ const RTO_CB: u32 = 8;
 const STATE_CB: u32 = 10;
 
 const TCP_FIN_WAIT1: u32 = 4;
+const TCP_FIN_WAIT2: u32 = 5;
 const TCP_CLOSE: u32 = 7;
 const TCP_CLOSE_WAIT: u32 = 8;
 
@@ -51,7 +53,12 @@ pub fn follow(ctx: SockOpsContext) -> u32 {
         _ => return 1,
     }
     let state = ctx.arg(1);
-    if op == STATE_CB && state != TCP_CLOSE && state != TCP_FIN_WAIT1 && state != TCP_CLOSE_WAIT {
+    if op == STATE_CB
+        && !matches!(
+            state,
+            TCP_CLOSE | TCP_FIN_WAIT1 | TCP_FIN_WAIT2 | TCP_CLOSE_WAIT
+        )
+    {
         return 1;
     }
     let sk = socket(&ctx);
@@ -81,10 +88,13 @@ pub fn follow(ctx: SockOpsContext) -> u32 {
             } else {
                 0
             };
-            let shut = sk.map_or(0, TcpSocket::shutdown);
-            let exiting = error == 0 && current_is_exiting();
-            let now = bpf_ktime_get_ns();
-            if exchange::closing(stamp, now, state, error, shut, exiting) {
+            let change = Change {
+                state,
+                error,
+                shut: sk.map_or(0, TcpSocket::shutdown),
+                exiting: error == 0 && current_is_exiting(),
+            };
+            if exchange::closing(stamp, bpf_ktime_get_ns(), &change) {
                 (*stamp).phase = PHASE_IDLE;
                 drop_callbacks(&ctx, stamp, false);
                 found.give_back();

@@ -11,7 +11,10 @@ use aya_ebpf::{
     programs::SockContext,
 };
 
-use crate::{exchange, kernel, outcome, stamps};
+use crate::{
+    exchange::{self, Change},
+    kernel, outcome, stamps,
+};
 
 const TCP_CLOSE: u32 = 7;
 
@@ -32,7 +35,13 @@ pub fn release(ctx: SockContext) -> i32 {
                     return 1;
                 }
                 let error = kernel::error_of_context(ctx.sock);
-                exchange::closing(found.stamp, bpf_ktime_get_ns(), TCP_CLOSE, error, 0, false);
+                let change = Change {
+                    state: TCP_CLOSE,
+                    error,
+                    shut: 0,
+                    exiting: false,
+                };
+                exchange::closing(found.stamp, bpf_ktime_get_ns(), &change);
             }
             PHASE_STAMPED => outcome::local(found.stamp, bpf_ktime_get_ns()),
             // Closed without our being told: another sock_ops program has taken the flag for it.

@@ -112,8 +112,9 @@ pub(super) struct Breaker {
     until: Nanos,
     /// Next cooldown without jitter: between the base and the maximum.
     cooldown: Nanos,
-    /// Closed with a grown cooldown: when it is halved next.
-    decay_at: Nanos,
+    /// Closed: when it was closed, or the cooldown was halved last. It is halved again when it has
+    /// passed once more.
+    healthy_since: Nanos,
     /// HalfOpen: successes in a row.
     successes: u32,
     /// HalfOpen: slots of this round whose probes succeeded.
@@ -155,7 +156,7 @@ impl Breaker {
             reason: Reason::NONE,
             generation,
             until: Nanos::ZERO,
-            decay_at: Nanos::ZERO,
+            healthy_since: Nanos::ZERO,
             successes: 0,
             used: 0,
             by_redial: false,
@@ -210,7 +211,7 @@ impl Breaker {
     /// When time alone changes something.
     pub(super) fn deadline(&self) -> Nanos {
         match self.state {
-            State::Closed if self.cooldown > self.settings.cooldown => self.decay_at,
+            State::Closed if self.cooldown > self.settings.cooldown => self.halve_at(),
             // A call exactly `window_age` old still counts.
             State::Closed => self.heard + self.settings.window_age + Nanos(1),
             State::Open | State::ForcedOpen | State::ForcedClosed => self.until,
@@ -392,9 +393,9 @@ impl Breaker {
         match self.state {
             // At most 64 times: halving ends at the base or at nothing.
             State::Closed => {
-                while self.cooldown > self.settings.cooldown && step.now >= self.decay_at {
+                while self.cooldown > self.settings.cooldown && step.now >= self.halve_at() {
+                    self.healthy_since = self.halve_at();
                     self.cooldown = self.cooldown.half().max(self.settings.cooldown);
-                    self.decay_at = self.decay_at + self.cooldown;
                 }
             }
             State::Open if step.now >= self.until => self.half_open(false, step),
@@ -444,6 +445,10 @@ impl Breaker {
         self.settings.lease(self.reason.window)
     }
 
+    fn halve_at(&self) -> Nanos {
+        self.healthy_since + self.cooldown
+    }
+
     fn idle_end(&self) -> Nanos {
         self.round_since + IDLE_ROUND.max(self.lease())
     }
@@ -463,7 +468,7 @@ impl Breaker {
         self.successes = 0;
         self.misled = 0;
         self.distrust_until = Nanos::ZERO;
-        self.decay_at = step.now + self.cooldown;
+        self.healthy_since = step.now;
         self.enter(State::Closed, Reason::NONE, step);
     }
 

@@ -97,7 +97,7 @@ impl Viewer<'_> {
             established: row.established,
             responses: row.responses,
             in_flight: row.in_flight + row.exchanges_in_flight,
-            abandoned: row.abandoned,
+            abandoned: row.abandoned + row.exchange_abandoned,
             stale: row.stale,
             local: row.local,
             failures: failures(row),
