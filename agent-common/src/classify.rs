@@ -90,6 +90,14 @@ pub fn begins_http_request(head: &[u8; HEAD]) -> bool {
     head[0].is_ascii_uppercase() && head[1].is_ascii_uppercase() && head[2].is_ascii_uppercase()
 }
 
+/// Whether a payload on a multiplexed connection can ask for something. HTTP/2 frames that keep
+/// the connection itself (RFC 9113, section 6: type 3 RST_STREAM, 4 SETTINGS, 6 PING, 7 GOAWAY,
+/// 8 WINDOW_UPDATE) ask for nothing that is owed.
+#[inline(always)]
+pub fn begins_stream(head: &[u8; HEAD]) -> bool {
+    !matches!(head[3], 3 | 4 | 6 | 7 | 8)
+}
+
 /// Whether a TLS payload that a client sends belongs to the handshake (or ends the connection):
 /// it asks for no answer of the application.
 #[inline(always)]

@@ -14,9 +14,9 @@ use agent_common::{
         OUTCOME_OTHER, OUTCOME_RESET, OUTCOME_RESPONSE, OUTCOME_SLOW, OUTCOME_STATUS,
     },
     stamp::{
-        PHASE_OPEN, PROTOCOL_HTTP1, PROTOCOL_OPAQUE, PROTOCOL_TLS, PROTOCOL_UNKNOWN,
-        STAMP_HALF_CLOSED, STAMP_PROBE, STAMP_PROBE_BY_EXCHANGE, STAMP_UNJUDGED, pack_request,
-        unpack_request,
+        PHASE_OPEN, PROTOCOL_HTTP1, PROTOCOL_MULTIPLEXED, PROTOCOL_OPAQUE, PROTOCOL_TLS,
+        PROTOCOL_TUNNEL, PROTOCOL_UNKNOWN, STAMP_HALF_CLOSED, STAMP_PROBE, STAMP_PROBE_BY_EXCHANGE,
+        STAMP_UNJUDGED, pack_request, unpack_request,
     },
     window,
 };
@@ -111,7 +111,7 @@ unsafe fn out(ctx: &SkBuffContext, segment: Segment) {
             // More of a request that is not answered yet.
             return;
         }
-        if protocol == PROTOCOL_UNKNOWN || protocol == PROTOCOL_TLS || protocol == PROTOCOL_HTTP1 {
+        if protocol != PROTOCOL_OPAQUE && protocol != PROTOCOL_TUNNEL {
             let head = head(ctx.skb.skb, segment);
             if protocol == PROTOCOL_UNKNOWN {
                 (*stamp).protocol = classify::protocol(&head, segment.payload as usize);
@@ -119,6 +119,10 @@ unsafe fn out(ctx: &SkBuffContext, segment: Segment) {
             let begins = match (*stamp).protocol {
                 PROTOCOL_TLS => !classify::is_tls_handshake(&head),
                 PROTOCOL_HTTP1 => classify::begins_http_request(&head),
+                // The preface itself is followed by the first request or asks for the settings.
+                PROTOCOL_MULTIPLEXED if protocol != PROTOCOL_UNKNOWN => {
+                    classify::begins_stream(&head)
+                }
                 _ => true,
             };
             if !begins {

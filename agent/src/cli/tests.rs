@@ -8,8 +8,8 @@ use super::{
 };
 use crate::control::{
     api::{
-        Event, EventRecord, Mode, Paused, Reason, ReasonKind, State, StatusEnvelope, TimeoutKind,
-        Timestamp, Window,
+        Event, EventRecord, Mode, Paused, Reason, ReasonKind, Row, State, StatusEnvelope,
+        TimeoutKind, Timestamp, Window,
         tests::{envelope, row},
     },
     server::{
@@ -67,11 +67,36 @@ fn busy() -> StatusEnvelope {
         "kubepods.slice/kubepods-burstable.slice/cri-0123456789abcdef.scope".into();
     half_open.state = State::HalfOpen;
     half_open.state_age_ms = 190_000;
+    half_open.reason = Reason {
+        window: Window::Exchanges,
+        kind: ReasonKind::SlowCallRate,
+        value: 0.75,
+        threshold: 0.5,
+    };
+    half_open.windows.connects.calls = 4;
+    half_open.windows.exchanges.calls = 20;
+    half_open.windows.exchanges.failures = 1;
+    half_open.windows.exchanges.failure_rate = 0.05;
+    half_open.windows.exchanges.slow_calls = 14;
+    half_open.windows.exchanges.slow_call_rate = 0.7;
+    half_open.responses = 5_432;
+    half_open.stale = 2;
+    half_open.failures.status = 6;
+    half_open.response_latency_us.count = 5_000;
+    half_open.response_latency_us.p50 = Some(2_100);
+    half_open.response_latency_us.p90 = Some(1_100_000);
+    half_open.response_latency_us.p99 = Some(1_234_000);
+    half_open.response_latency_us.p999 = Some(1_300_000);
+    half_open.response_latency_us.max = 1_400_000;
     let mut bypassed = row("10.0.0.7:80");
     bypassed.bypassed_for_safety = true;
     bypassed.workload = "/".into();
     let mut healthy = row("10.0.0.8:80");
     healthy.attempts = 45_600_000;
+    healthy.windows.connects.calls = 20;
+    healthy.windows.exchanges.calls = 20;
+    healthy.connect_latency_us.p99 = Some(900);
+    healthy.response_latency_us.p99 = Some(4_200);
     healthy.state_age_ms = 9 * 86_400_000;
     let mut envelope = envelope(vec![healthy, bypassed, half_open, open]);
     envelope.sort();
@@ -83,13 +108,14 @@ fn the_table() {
     let expected = "\
 backstop 0.1.0  mode enforce  up 3h 12m  lost events 0  rows 4 (1 open, 1 half-open)
 
-DESTINATION        WORKLOAD                   STATE         WINDOW  ATTEMPTS  FAILED  REJECTED   P99
-10.0.0.5:5432      …em.slice/billing.service  open 12s       12/20      1234      30     12.3k  35ms
-[2001:db8::1]:443  …i-0123456789abcdef.scope  half-open 3m     0/0         1       0         0     -
-10.0.0.7:80        /                          bypassed 0s      0/0         1       0         0     -
-10.0.0.8:80        …em.slice/billing.service  closed 9d        0/0     45.6M       0         0     -
+DESTINATION        WORKLOAD                 STATE         WINDOW  ATTEMPTS  FAILED  REJECTED     P99
+10.0.0.5:5432      ….slice/billing.service  open 12s      12/20c      1234      30     12.3k  (35ms)
+[2001:db8::1]:443  …0123456789abcdef.scope  half-open 3m  15/20e         1       6         0    1.2s
+10.0.0.7:80        /                        bypassed 0s     0/0c         1       0         0       -
+10.0.0.8:80        ….slice/billing.service  closed 9d      0/20e     45.6M       0         0   4.2ms
 
-WINDOW: failed of the last connects. P99: of connects, last 5 minutes. More:
+WINDOW: failed or slow of the last calls: connects (c) or exchanges (e), whichever are worse.
+P99: of responses, in brackets of connects, last 5 minutes. More:
 backstop status 10.0.0.5:5432, backstop events
 ";
     let text = table(&busy(), PLAIN);
@@ -151,12 +177,63 @@ backstop 0.1.0  mode enforce  up 3h 12m  lost events 0  rows 1 (1 open, 0 half-o
   reason       connects: consecutive_failures 5 >= 5
   next         probe in 17.6s, the agent dials in 412ms
   window       12 of the last 20 connects failed (60 %), 5 in a row
-  attempts     1,234: 1,200 established, 30 failed, 3 abandoned, 1 under way
-  failures     refused 20, connect_timeout 10
+  attempts     1,234: 1,200 established, 3 abandoned
+  in flight    1
+  failures     30: refused 20, connect_timeout 10
   rejected     breaker 12,345
   latency      connect p50 850us, p90 1.2ms, p99 35ms, p99.9 999ms, max 2.0s (1,180 in 5 minutes)
 ";
     assert_eq!(details(&envelope, PLAIN), expected);
+}
+
+#[test]
+fn the_details_of_exchanges() {
+    let mut envelope = busy();
+    envelope.destinations.drain(..1);
+    envelope.destinations.truncate(1);
+    let expected = "\
+  reason       exchanges: slow_call_rate 0.75 >= 0.50
+  window       0 of the last 4 connects failed (0 %), 0 in a row
+               1 of the last 20 exchanges failed (5 %), 0 in a row, 14 slow (70 %)
+  attempts     1: 1 established, 0 abandoned
+  responses    5,432, 2 stale
+  failures     6: status 6
+  latency      response p50 2.1ms, p90 1.1s, p99 1.2s, p99.9 1.3s, max 1.4s (5,000 in 5 minutes)
+";
+    let text = details(&envelope, PLAIN);
+    assert!(text.ends_with(expected), "{text}");
+}
+
+/// The window that opened the breaker is shown, else the one with more failed and slow calls.
+#[test]
+fn the_worse_window_is_shown() {
+    let shown = |change: &dyn Fn(&mut Row)| {
+        let mut row = row("10.0.0.5:80");
+        row.windows.connects.calls = 10;
+        row.windows.connects.failures = 2;
+        row.windows.connects.failure_rate = 0.2;
+        change(&mut row);
+        let text = table(&envelope(vec![row]), PLAIN);
+        let line = text.lines().nth(3).unwrap_or_default();
+        line.split_whitespace()
+            .nth(4)
+            .unwrap_or_default()
+            .to_owned()
+    };
+    assert_eq!(shown(&|_| {}), "2/10c");
+    let healthy = |row: &mut Row| row.windows.exchanges.calls = 20;
+    assert_eq!(shown(&healthy), "2/10c");
+    let slow = |row: &mut Row| {
+        row.windows.exchanges.calls = 20;
+        row.windows.exchanges.slow_calls = 5;
+        row.windows.exchanges.slow_call_rate = 0.25;
+    };
+    assert_eq!(shown(&slow), "5/20e");
+    let opened_on_connects = |row: &mut Row| {
+        slow(row);
+        row.reason = consecutive();
+    };
+    assert_eq!(shown(&opened_on_connects), "2/10c");
 }
 
 #[test]
@@ -188,7 +265,7 @@ fn event_lines() {
     });
     assert_eq!(
         breaker,
-        "11-28 12:03:04.123  breaker       10.0.0.5:5432          closed -> open  consecutive_failures 5 >= 5  (system.slice/billing.service)"
+        "11-28 12:03:04.123  breaker       10.0.0.5:5432          closed -> open  connects: consecutive_failures 5 >= 5  (system.slice/billing.service)"
     );
     let timeout = text(Event::Timeout {
         destination: destination(),
