@@ -15,6 +15,8 @@ pub mod foreign;
 pub mod http;
 pub mod interpreter;
 pub mod net;
+pub mod nginx;
+pub mod outcome;
 pub mod process;
 pub mod server;
 pub mod wait;
