@@ -307,7 +307,14 @@ pub unsafe fn closing(stamp: *mut Stamp, now: u64, change: &Change) -> bool {
         if is_stale || outcome == OUTCOME_ABANDONED {
             probe_ended(stamp, now, us, OUTCOME_ABANDONED);
         } else {
-            let seq = call(stamp, row, now, true, false);
+            // A destination that has never answered anybody may be one that never does (syslog):
+            // that a program closes without an answer is counted there, and judges nobody.
+            let is_one_way = outcome == OUTCOME_GAVE_UP && (*row).responses == 0;
+            let seq = if is_one_way {
+                0
+            } else {
+                call(stamp, row, now, true, false)
+            };
             tell(stamp, now, seq, us, outcome, error);
             probe_ended(stamp, now, us, outcome);
         }
@@ -319,14 +326,9 @@ pub unsafe fn closing(stamp: *mut Stamp, now: u64, change: &Change) -> bool {
 /// What it means that the program closes before the answer.
 #[inline(always)]
 unsafe fn given_up(stamp: *mut Stamp, us: u64, exiting: bool) -> u32 {
-    // A destination that has never answered anybody may be one that never does (syslog).
     // SAFETY: by the caller, map memory.
-    let limit = unsafe {
-        match outcome::row_of(stamp) {
-            Some(row) if (*row).responses != 0 => (*row).settings.exchange_gave_up_ms,
-            _ => 0,
-        }
-    };
+    let limit =
+        unsafe { outcome::row_of(stamp).map_or(0, |row| (*row).settings.exchange_gave_up_ms) };
     if !exiting && limit != 0 && us >= u64::from(limit) * 1000 {
         OUTCOME_GAVE_UP
     } else {
