@@ -194,7 +194,7 @@ unsafe fn answered(stamp: *mut Stamp, now: u64, us: u64, answer: Answer) {
         let slow_us = u64::from((*row).settings.slow_call_us);
         let is_failed = answer == Answer::Failed && (*row).settings.fail_status != 0;
         let is_slow = !is_failed && slow_us != 0 && us > slow_us;
-        if answer == Answer::Failed {
+        if is_failed {
             atomics::add(&raw mut (*row).exchange_status, 1);
         }
         if is_slow {
@@ -319,9 +319,14 @@ pub unsafe fn closing(stamp: *mut Stamp, now: u64, change: &Change) -> bool {
 /// What it means that the program closes before the answer.
 #[inline(always)]
 unsafe fn given_up(stamp: *mut Stamp, us: u64, exiting: bool) -> u32 {
+    // A destination that has never answered anybody may be one that never does (syslog).
     // SAFETY: by the caller, map memory.
-    let limit =
-        unsafe { outcome::row_of(stamp).map_or(0, |row| (*row).settings.exchange_gave_up_ms) };
+    let limit = unsafe {
+        match outcome::row_of(stamp) {
+            Some(row) if (*row).responses != 0 => (*row).settings.exchange_gave_up_ms,
+            _ => 0,
+        }
+    };
     if !exiting && limit != 0 && us >= u64::from(limit) * 1000 {
         OUTCOME_GAVE_UP
     } else {

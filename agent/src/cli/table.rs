@@ -316,18 +316,19 @@ fn detail(text: &mut String, row: &Row, style: Style) {
     line(
         "attempts",
         format!(
-            "{}: {} established, {} abandoned",
+            "{}: {} established",
             count(row.attempts),
-            count(row.established),
-            count(row.abandoned),
+            count(row.established)
         ),
     );
     if has_exchanges || row.stale > 0 {
         let (responses, stale) = (count(row.responses), count(row.stale));
         line("responses", format!("{responses}, {stale} stale"));
     }
-    if row.in_flight > 0 {
-        line("in flight", count(row.in_flight));
+    for (name, calls) in [("in flight", row.in_flight), ("abandoned", row.abandoned)] {
+        if calls > 0 {
+            line(name, count(calls));
+        }
     }
     let failures = listed(&row.failures.each());
     if !failures.is_empty() {

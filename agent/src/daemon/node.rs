@@ -44,6 +44,9 @@ use crate::{
     policy::{self, Config, Destination, DestinationArg},
 };
 
+/// Manual states at a time, also the size of the kernel's map of them.
+const MAX_STANDING: usize = 1024;
+
 /// How often lost events are made up for: that looks at every row.
 const LOSSES_EVERY: Nanos = Nanos::from_secs(1);
 
@@ -496,6 +499,11 @@ impl Node {
             Order::HoldClosed(until) => Some((false, until)),
             Order::Reset => None,
         };
+        if forced.is_some() && self.standing.len() >= MAX_STANDING {
+            return Err(ApiError::Conflict(format!(
+                "{MAX_STANDING} manual states are in force already; reset some"
+            )));
+        }
         if let Some((trip, until)) = forced {
             self.standing.push(Standing {
                 destination: destination.clone(),
@@ -528,7 +536,14 @@ impl Node {
                 .map_err(|e| ApiError::Internal(format!("{e:#}")))?;
         }
         let count = rows.len() as u64;
-        tracing::info!(%destination, workload = workload.as_deref(), %by, "{order:?}");
+        let said = match action {
+            Manual::Trip(duration) => format!("trip for {}", humantime::format_duration(duration)),
+            Manual::HoldClosed(duration) => {
+                format!("hold closed for {}", humantime::format_duration(duration))
+            }
+            Manual::Reset => "reset".to_owned(),
+        };
+        tracing::info!(%destination, workload = workload.as_deref(), %by, "{said}");
         self.commander.send(Command::Manual(rows, order));
         Ok(ManualResult { rows: count })
     }

@@ -41,7 +41,7 @@ pub async fn text(node: &mut Node) -> Result<String> {
             attempts: row.attempts,
             established: row.established,
             in_flight: row.in_flight + row.exchanges_in_flight,
-            abandoned: row.abandoned,
+            abandoned: row.abandoned + row.exchange_abandoned,
             failures: view::failures(&row),
             rejected: Rejections {
                 breaker: row.rejected_breaker,

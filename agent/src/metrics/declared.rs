@@ -57,7 +57,7 @@ metrics! {
     Counter row FAILURES = "failures_total" ["kind"]:
         "Connects and exchanges that the destination failed, by outcome.";
     Counter row ABANDONED = "abandoned_total" []:
-        "Connects that the program itself closed before an answer; never a failure.";
+        "Connects and exchanges that the program itself ended before an answer; never a failure.";
     Counter row REJECTED = "rejected_total" ["reason"]:
         "Connects refused by Backstop, by reason; they never reached the destination.";
     Counter row WOULD_REJECT = "would_reject_total" ["reason"]:

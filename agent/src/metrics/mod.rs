@@ -59,7 +59,7 @@ pub struct RowMetrics {
     pub established: u64,
     /// Connects and exchanges without an answer yet.
     pub in_flight: u64,
-    /// Connects that the program gave up itself.
+    /// Connects and exchanges that the program ended itself before an answer.
     pub abandoned: u64,
     /// Failed calls by outcome.
     pub failures: Failures,

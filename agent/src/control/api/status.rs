@@ -134,7 +134,7 @@ pub struct Row {
     pub responses: u64,
     /// Connects and exchanges without an answer yet.
     pub in_flight: u64,
-    /// Connects that the program gave up itself; never a failure.
+    /// Connects and exchanges that the program ended itself before an answer; never a failure.
     pub abandoned: u64,
     /// Resets and closes of reused connections that had been idle; never a failure.
     pub stale: u64,
