@@ -228,24 +228,133 @@ fn a_client_that_ends_without_closing_has_abandoned() {
 #[test]
 fn a_client_gives_up_after_a_second() {
     need!("python3");
-    let mut place = Place::new("gave-up", wait_end);
+    let mut place = Place::new("gave-up", once(wait_end));
     place.value(CONNECT);
+    place.ask(1);
     place.value("s.sendall(b'x')");
     place.value(PATIENCE);
     place.value("s.close()");
-    place.expect(&[("gave_up", 1)], (1, 1));
+    place.expect(&[("responses", 1), ("gave_up", 1)], (2, 1));
 }
 
 #[test]
 fn a_client_that_resets_after_a_second_gave_up() {
     need!("python3");
-    let mut place = Place::new("gave-up-linger", wait_end);
+    let mut place = Place::new("gave-up-linger", once(wait_end));
     place.value(CONNECT);
+    place.ask(1);
     place.value("s.setsockopt(1, 13, b'\\1\\0\\0\\0\\0\\0\\0\\0')");
     place.value("s.sendall(b'x')");
     place.value(PATIENCE);
     place.value("s.close()");
-    place.expect(&[("gave_up", 1)], (1, 1));
+    place.expect(&[("responses", 1), ("gave_up", 1)], (2, 1));
+}
+
+/// A destination that never answers anybody may be one that never does, as syslog.
+#[test]
+fn nobody_gives_up_on_a_one_way_protocol() {
+    need!("python3");
+    let mut place = Place::new("one-way", wait_end);
+    for _ in 0..5 {
+        place.value(CONNECT);
+        place.value("s.sendall(b'<14>message')");
+        place.value("time.sleep(0.6)");
+        place.value("s.sendall(b'<14>message')");
+        place.value("s.close()");
+    }
+    place.expect(&[("abandoned", 5)], (0, 0));
+}
+
+/// A copy of the socket keeps the exchange alive, wherever it lies.
+#[test]
+fn a_copy_of_the_socket_gets_the_answer() {
+    need!("python3");
+    let mut place = Place::new("copy", echo);
+    place.value(CONNECT);
+    place.value("s.sendall(b'x')");
+    place.value("(copy := s.dup()) and s.close()");
+    assert_eq!(place.python.value("len(copy.recv(9))"), 1);
+    place.value("copy.sendall(b'x')");
+    assert_eq!(place.python.value("len(copy.recv(9))"), 1);
+    place.value("copy.close()");
+    place.expect(&[("responses", 2)], (2, 0));
+}
+
+/// Passed to a process outside the control group over a unix socket.
+#[test]
+fn a_socket_passed_on_is_still_counted() {
+    need!("python3");
+    let mut place = Place::new("passed", echo);
+    let mut other = Interpreter::start_outside(&place.net.client);
+    let directory = tempfile::tempdir().expect("a directory");
+    let path = directory.path().join("socket");
+    let path = path.display();
+    let unix = "socket.socket(socket.AF_UNIX)";
+    other.value(&format!("(u := {unix}) and u.bind('{path}') or u.listen()"));
+    place.value(CONNECT);
+    place.value(&format!("(u := {unix}) and u.connect('{path}')"));
+    place.value("socket.send_fds(u, [b'x'], [s.fileno()])");
+    place.value("s.close()");
+    other.value("(s := socket.socket(fileno=socket.recv_fds(u.accept()[0], 9, 1)[1][0])) and 0");
+    for _ in 0..3 {
+        other.value("s.sendall(b'x')");
+        assert_eq!(other.value("len(s.recv(9))"), 1);
+    }
+    other.value("s.close()");
+    place.expect(&[("responses", 3)], (3, 0));
+}
+
+/// Requests by sendfile and splice, an answer by splice: no byte passes the program.
+#[test]
+fn sendfile_and_splice_are_seen() {
+    need!("python3");
+    let mut place = Place::new("splice", echo);
+    place.value("(os := __import__('os')) and 0");
+    place.value("(file := os.memfd_create('x')) and os.write(file, b'x' * 1)");
+    place.value("(pipe := os.pipe()) and 0");
+    place.value(CONNECT);
+    place.value("os.sendfile(s.fileno(), file, 0, 1)");
+    assert_eq!(place.python.value("len(s.recv(9))"), 1);
+    place.value("os.splice(file, pipe[1], 1, offset_src=0)");
+    place.value("os.splice(pipe[0], s.fileno(), 1)");
+    assert_eq!(place.python.value("os.splice(s.fileno(), pipe[1], 9)"), 1);
+    place.value("s.close()");
+    place.expect(&[("responses", 2)], (2, 0));
+}
+
+/// Nothing was asked by writing nothing.
+#[test]
+fn an_empty_write_asks_for_nothing() {
+    need!("python3");
+    let mut place = Place::new("empty", wait_end);
+    place.value(CONNECT);
+    place.value("s.send(b'')");
+    place.value(PATIENCE);
+    place.value("s.close()");
+    let row = place.expect(&[], (0, 0));
+    assert_eq!(row["established"], 1, "{row:#}");
+}
+
+/// PostgreSQL's Terminate, after which a client may wait for the end.
+#[test]
+fn a_farewell_is_owed_no_answer() {
+    need!("python3");
+    let mut place = Place::new("farewell", |mut stream| {
+        let mut buffer = [0; 64];
+        let _ = stream.read(&mut buffer);
+        let _ = stream.write_all(b"y");
+        let _ = stream.read(&mut buffer);
+    });
+    place.value(CONNECT);
+    place.value(r"s.sendall(b'Q\0\0\0\6x\0')");
+    assert_eq!(place.python.value("len(s.recv(1))"), 1);
+    place.value(r"s.sendall(b'X\0\0\0\4')");
+    assert_eq!(place.python.value("len(s.recv(9))"), 0);
+    place.value("s.close()");
+    let row = place
+        .agent
+        .wait_row(DESTINATION, "quiet", |row| row["in_flight"] == 0);
+    assert_eq!(judged(&row), (1, 0), "{row:#}");
 }
 
 #[test]
@@ -407,6 +516,11 @@ fn once(end: fn(TcpStream)) -> impl Fn(TcpStream) + Send + Sync + 'static {
     }
 }
 
+/// Closes when asked again.
+fn end_at_next(mut stream: TcpStream) {
+    read_byte(&mut stream);
+}
+
 /// The close and the next request cross on the wire: the server has closed when it arrives.
 #[test]
 fn an_idle_connection_closed_by_its_server_is_stale() {
@@ -427,10 +541,7 @@ fn an_idle_connection_closed_by_its_server_is_stale() {
 #[test]
 fn an_idle_connection_closed_on_the_next_request_is_stale() {
     need!("python3");
-    let mut place = Place::new(
-        "stale-late",
-        once(|mut stream| drop(read_byte(&mut stream))),
-    );
+    let mut place = Place::new("stale-late", once(end_at_next));
     place.value(CONNECT);
     place.ask(1);
     place.value(IDLE);
@@ -475,7 +586,7 @@ fn an_idle_connection_reset_while_idle_says_nothing() {
 #[test]
 fn a_busy_connection_closed_is_a_failure() {
     need!("python3");
-    let mut place = Place::new("busy", once(|mut stream| drop(read_byte(&mut stream))));
+    let mut place = Place::new("busy", once(end_at_next));
     place.value(CONNECT);
     place.ask(1);
     place.ask(0);
