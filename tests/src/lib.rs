@@ -19,6 +19,7 @@ pub mod nginx;
 pub mod outcome;
 pub mod process;
 pub mod server;
+pub mod talk;
 pub mod wait;
 
 use std::{

@@ -1,4 +1,4 @@
-//! nginx as a server of its own, outside the control group of a test.
+//! nginx as a server of its own.
 
 use std::{
     fs,
@@ -9,6 +9,7 @@ use std::{
 use tempfile::TempDir;
 
 use crate::{
+    cgroup::TestCgroup,
     net::Namespace,
     process::{Program, Running, find},
     wait,
@@ -24,6 +25,25 @@ impl Nginx {
     /// Starts one with this inside its `server` block, `listen` included, and waits until it
     /// accepts on `address`.
     pub fn start(namespace: &Namespace, address: SocketAddr, server: &str) -> Self {
+        Self::run(None, namespace, address, server)
+    }
+
+    /// As [`Nginx::start`], inside a control group.
+    pub fn start_in(
+        group: &TestCgroup,
+        namespace: &Namespace,
+        address: SocketAddr,
+        server: &str,
+    ) -> Self {
+        Self::run(Some(group), namespace, address, server)
+    }
+
+    fn run(
+        group: Option<&TestCgroup>,
+        namespace: &Namespace,
+        address: SocketAddr,
+        server: &str,
+    ) -> Self {
         let directory = tempfile::tempdir().expect("a directory");
         let at = directory.path().display();
         let config = format!(
@@ -44,13 +64,16 @@ impl Nginx {
         );
         let file = directory.path().join("nginx.conf");
         fs::write(&file, config).expect("write nginx.conf");
-        let process = Program::new(find("nginx").expect("installed"))
+        let mut program = Program::new(find("nginx").expect("installed"))
             .args(["-e", "stderr", "-p"])
             .arg(directory.path())
             .arg("-c")
             .arg(&file)
-            .in_netns(namespace)
-            .spawn();
+            .in_netns(namespace);
+        if let Some(group) = group {
+            program = program.in_cgroup(group);
+        }
+        let process = program.spawn();
         namespace.enter(|| {
             wait::until("nginx to listen", Duration::from_secs(10), || {
                 TcpStream::connect(address).ok()

@@ -1,16 +1,22 @@
 //! What is counted is what happened: the answers that load generators count, to the last one.
 
-use std::{net::SocketAddr, time::Duration};
+use std::{
+    io::{Read as _, Write as _},
+    net::{Shutdown, SocketAddr},
+    sync::atomic::{AtomicU64, Ordering},
+    time::Duration,
+};
 
 use rustix::process::Signal;
 use serde_json::Value;
 use tests::{
     agent::Agent,
     cgroup::TestCgroup,
-    need,
+    clients, need,
     net::TestNet,
     nginx::Nginx,
-    process::{Finished, Program},
+    process::{Finished, Program, python},
+    server::Server,
 };
 
 const TO: SocketAddr = TestNet::server4(8080);
@@ -170,6 +176,105 @@ fn h2load_with_http1() {
         scene.assert_exact(sum, 0);
     }
     assert_eq!(scene.nginx.logged(200), sum);
+}
+
+/// More exchanges on one connection than 16 bits can number.
+#[test]
+fn seventy_thousand_on_one_connection() {
+    hey_is_counted_exactly(70_000, 1);
+}
+
+/// One packet in fifty is lost on its way, in either direction: repeats are not counted twice.
+#[test]
+fn lost_packets_are_counted_once() {
+    need!("nginx", "hey", "nft");
+    let scene = Scene::new("");
+    let lose = "numgen random mod 50 0 counter drop";
+    scene.net.server.nft(&format!(
+        "table inet lossy {{\n\
+           chain input {{ type filter hook input priority 0; tcp dport 8080 tcp flags & syn == 0 {lose}; }}\n\
+           chain output {{ type filter hook output priority 0; tcp sport 8080 tcp flags & syn == 0 {lose}; }}\n\
+         }}\n"
+    ));
+    let answers = hey_count(&scene.run(hey(2_000, 50, "/503")), 503);
+    let row = scene
+        .agent
+        .wait_row(DESTINATION, "quiet", |row| row["in_flight"] == 0);
+    assert_eq!(row["responses"], answers, "{row:#}");
+    assert_eq!(row["failures"]["status"], answers, "{row:#}");
+}
+
+/// Client and server in one control group, over loopback and IPv6: only the client's side counts.
+#[test]
+fn client_and_server_in_one_group() {
+    need!("nginx", "hey");
+    let net = TestNet::new();
+    let group = TestCgroup::new("both");
+    let agent = Agent::start(&group, "");
+    let to: SocketAddr = "[::1]:8080".parse().expect("an address");
+    let config = "listen [::1]:8080 backlog=1024;\nlocation / { return 200 \"hello\"; }\n";
+    let _nginx = Nginx::start_in(&group, &net.client, to, config);
+    let finished = Program::new("hey")
+        .args(["-n", "3200", "-c", "32", "http://[::1]:8080/"])
+        .in_cgroup(&group)
+        .in_netns(&net.client)
+        .run();
+    let answers = hey_count(&finished, 200);
+    assert_eq!(answers, 3_200, "{finished}");
+    let row = agent.wait_row("[::1]:8080", "quiet", |row| row["in_flight"] == 0);
+    assert_eq!(row["responses"], answers, "{row:#}");
+    assert_eq!(
+        agent.status()["destinations"].as_array().map(Vec::len),
+        Some(1)
+    );
+}
+
+/// Clients and servers that do everything there is to a connection, all at once: nothing is left
+/// under way.
+#[test]
+fn nothing_is_in_flight_after_chaos() {
+    need!("python3");
+    let net = TestNet::new();
+    let group = TestCgroup::new("chaos");
+    let agent = Agent::start(&group, NEVER_OPENS);
+    let number = AtomicU64::new(0);
+    let _server = Server::with(&net.server, TO, move |mut stream| {
+        let number = number.fetch_add(1, Ordering::Relaxed);
+        let mut buffer = [0; 512];
+        for i in number.. {
+            match i * 7 % 10 {
+                0 => return tests::server::reset(stream),
+                1 => return,
+                2 => drop(stream.write_all(b"HTTP/1.1 100 Continue\r\n\r\n")),
+                3 => drop(stream.write_all(b"HTTP/1.1 503 No\r\n\r\n")),
+                4 => drop(stream.write_all(&[b'x'; 100_000])),
+                5 => drop(stream.shutdown(Shutdown::Write)),
+                6 => std::thread::sleep(Duration::from_millis(20)),
+                _ => drop(stream.write_all(b"HTTP/1.1 200 OK\r\n\r\n")),
+            }
+            if !matches!(stream.read(&mut buffer), Ok(1..)) {
+                return;
+            }
+        }
+    });
+    for seed in ["a", "b"] {
+        Program::new(python())
+            .arg(clients::source("chaos.py"))
+            .args(["10.77.0.2", "8080", "4000", seed])
+            .in_cgroup(&group)
+            .in_netns(&net.client)
+            .within(LONG)
+            .run()
+            .good();
+    }
+    let row = agent.wait_row(DESTINATION, "quiet", |row| row["in_flight"] == 0);
+    assert!(row["responses"].as_u64() > Some(1_000), "{row:#}");
+    assert!(row["failures"]["reset"].as_u64() > Some(0), "{row:#}");
+    assert!(
+        row["failures"]["closed_early"].as_u64() > Some(0),
+        "{row:#}"
+    );
+    assert_eq!(row["failures"]["other"], 0, "{row:#}");
 }
 
 /// As many failures as the server's log has, and as the client saw.
