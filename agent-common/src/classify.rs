@@ -90,6 +90,17 @@ pub fn begins_http_request(head: &[u8; HEAD]) -> bool {
     head[0].is_ascii_uppercase() && head[1].is_ascii_uppercase() && head[2].is_ascii_uppercase()
 }
 
+/// Bytes of a farewell.
+pub const FAREWELL: usize = 5;
+
+/// Whether a payload of [`FAREWELL`] bytes says goodbye, which is owed no answer but the end:
+/// PostgreSQL's Terminate, MySQL's COM_QUIT.
+#[inline(always)]
+pub fn is_farewell(head: &[u8; HEAD]) -> bool {
+    (head[0] == b'X' && word(head) == u32::from_ne_bytes(*b"X\0\0\0") && head[4] == 4)
+        || (word(head) == u32::from_ne_bytes([1, 0, 0, 0]) && head[4] == 1)
+}
+
 /// Whether a payload on a multiplexed connection can ask for something. HTTP/2 frames that keep
 /// the connection itself (RFC 9113, section 6: type 3 RST_STREAM, 4 SETTINGS, 6 PING, 7 GOAWAY,
 /// 8 WINDOW_UPDATE) ask for nothing that is owed.
@@ -226,6 +237,14 @@ mod tests {
         ] {
             assert_eq!(answer(&head(bytes), of), wanted, "{bytes:?}");
         }
+    }
+
+    #[test]
+    fn farewells() {
+        assert!(is_farewell(&head(b"X\0\0\0\x04")));
+        assert!(is_farewell(&head(b"\x01\0\0\0\x01")));
+        assert!(!is_farewell(&head(b"Q\0\0\0\x04")));
+        assert!(!is_farewell(&head(b"PING\r")));
     }
 
     #[test]

@@ -25,7 +25,8 @@ pub struct Stamp {
     pub own_timeout_ms: u32,
     /// Reply to the first SYN timer, ticks; 0: none.
     pub syn_timeout_ticks: u32,
-    /// When the SYN left (CLOCK_MONOTONIC, ns); 0 before.
+    /// When the SYN left (CLOCK_MONOTONIC, ns); 0 before. On an open connection: when the last byte of
+    /// the request under way was sent.
     pub begun_ns: u64,
     /// Process (thread group) that called `connect()`.
     pub pid: u32,

@@ -109,6 +109,7 @@ unsafe fn out(ctx: &SkBuffContext, segment: Segment) {
         let answers = (&raw const (*stamp).answers).read_volatile();
         if number != answers {
             // More of a request that is not answered yet.
+            (*stamp).begun_ns = bpf_ktime_get_ns();
             return;
         }
         if protocol != PROTOCOL_OPAQUE && protocol != PROTOCOL_TUNNEL {
@@ -128,6 +129,10 @@ unsafe fn out(ctx: &SkBuffContext, segment: Segment) {
             if !begins {
                 return;
             }
+        } else if segment.payload == classify::FAREWELL as u32
+            && classify::is_farewell(&head(ctx.skb.skb, segment))
+        {
+            return;
         }
         let now = bpf_ktime_get_ns();
         let Some(row) = outcome::unpinned_row_of(stamp) else {
@@ -141,6 +146,7 @@ unsafe fn out(ctx: &SkBuffContext, segment: Segment) {
             (*row).response_histogram = slot + 1;
         }
         atomics::add(&raw mut (*row).exchanges_in_flight, 1);
+        (*stamp).begun_ns = now;
         (&raw mut (*stamp).request).write_volatile(pack_request(number + 1, now / 1000));
     }
 }
@@ -287,7 +293,8 @@ pub unsafe fn closing(stamp: *mut Stamp, now: u64, change: &Change) -> bool {
             _ if error == ECONNABORTED => OUTCOME_ABANDONED,
             _ if error != 0 => OUTCOME_OTHER,
             _ if !by_program => OUTCOME_CLOSED_EARLY,
-            _ => given_up(stamp, us, exiting),
+            // The wait counts from the last byte of the request.
+            _ => given_up(stamp, now.saturating_sub((*stamp).begun_ns) / 1000, exiting),
         };
         let is_stale = reused
             && idle_us >= IDLE_US
