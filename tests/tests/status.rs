@@ -401,6 +401,18 @@ fn tls(version: &str) {
         ];
         assert_eq!(place.curl(&options, &url), "503");
     }
+    // A client that says farewell and waits for the server's.
+    let mut python = place.python();
+    python.value("(ssl := __import__('ssl')) and 0");
+    python.value("(c := ssl._create_unverified_context()) and 0");
+    for _ in 0..50 {
+        python.value(CONNECT);
+        python.value("(t := c.wrap_socket(s)) and 0");
+        python.value(r"t.sendall(b'GET / HTTP/1.1\r\nHost: a\r\n\r\n')");
+        assert!(python.value("len(t.recv(9999))").as_u64() > Some(0));
+        python.errno("t.unwrap().close()");
+        python.value("t.close()");
+    }
     // Ten requests on each of ten connections.
     let program = Program::new("hey").args(["-n", "100", "-c", "10", &url]);
     let finished = program
