@@ -15,7 +15,7 @@ use serde::{Deserialize, de::DeserializeOwned};
 
 use super::{Shared, events, large};
 use crate::control::{
-    Answer, Manual,
+    Manual,
     api::{
         ApiError, ConfigView, ErrorBody, MANUAL_DEFAULT, ManualResult, PauseResult, Peer,
         ReloadResult, StatusEnvelope, check_workload, parse_for,
@@ -195,7 +195,10 @@ fn duration(text: Option<String>) -> Result<Option<Duration>, ApiError> {
 
 impl Shared {
     /// Waits for the daemon's loop, within reason.
-    async fn answer<T>(&self, answer: Answer<T>) -> Result<T, ApiError> {
+    async fn answer<T>(
+        &self,
+        answer: impl Future<Output = Result<T, ApiError>>,
+    ) -> Result<T, ApiError> {
         let limit = self.limits.answer;
         tokio::time::timeout(limit, answer)
             .await
@@ -211,8 +214,12 @@ impl Shared {
         // A task, so that a client that goes does not give its turn to another while its rows are
         // still in memory.
         let body = tokio::spawn(async move {
-            let collecting = self.collecting.lock().await;
-            let envelope = self.answer(self.backend.status(destination)).await?;
+            let collected = async {
+                let collecting = self.collecting.lock().await;
+                let envelope = self.backend.status(destination).await?;
+                Ok((collecting, envelope))
+            };
+            let (collecting, envelope) = self.answer(collected).await?;
             // 50,000 rows are some 75 MB of JSON: not on the thread that serves the others.
             let json = tokio::task::spawn_blocking(move || render(envelope))
                 .await
@@ -232,22 +239,16 @@ impl Shared {
 
     async fn metrics(self: Arc<Self>) -> Result<Response, ApiError> {
         let turn = self.pages.take().await?;
-        let limit = self.limits.answer;
         // A task for the same reason, and so that a page once begun serves whoever asks next.
-        let page = tokio::spawn(async move {
-            let made = async { self.answer(self.backend.metrics()).await };
-            Ok::<_, ApiError>(large::body(self.page.get(made).await?, turn))
-        });
-        let page = tokio::time::timeout(limit, page)
-            .await
-            .map_err(|_| {
-                ApiError::Unavailable(format!(
-                    "the page was not put together within {limit:?}; see the agent's log"
-                ))
-            })?
-            .map_err(|e| ApiError::Internal(format!("writing the metrics: {e}")))??;
+        let body = tokio::spawn(async move {
+            let made = async { self.backend.metrics().await };
+            let page = self.answer(self.page.get(made)).await?;
+            Ok::<_, ApiError>(large::body(page, turn))
+        })
+        .await
+        .map_err(|e| ApiError::Internal(format!("writing the metrics: {e}")))??;
         let kind = "text/plain; version=0.0.4; charset=utf-8";
-        Ok(([(header::CONTENT_TYPE, kind)], Body::from(page)).into_response())
+        Ok(([(header::CONTENT_TYPE, kind)], Body::from(body)).into_response())
     }
 
     async fn manual(
