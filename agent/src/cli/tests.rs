@@ -201,6 +201,31 @@ async fn commands_against_an_agent() {
     assert_eq!(command(client, "resume").await.0, 0);
 }
 
+/// What cannot be meant is bad usage, whether or not an agent is there to say so.
+#[tokio::test]
+async fn bad_usage_needs_no_agent() {
+    let client = Client::new(Path::new("/nonexistent/b.sock"));
+    for line in [
+        "trip nonsense",
+        "trip 10.0.0.5",
+        "hold-closed 10.0.0.0/8:80",
+        "reset 10.0.0.5:0",
+        "status nonsense",
+        "status nonsense --json",
+        "trip a:1 --workload /a",
+        "hold-closed a:1 --workload a/",
+        "reset a:1 --workload a/../b",
+    ] {
+        assert_eq!(command(&client, line).await, (2, String::new()), "{line}");
+    }
+    let error = Cli::try_parse_from(["backstop", "pause", "--for", "abc"]).unwrap_err();
+    let message = error.to_string();
+    assert!(
+        message.contains("'--for <DURATION>': \"abc\": "),
+        "{message}"
+    );
+}
+
 #[tokio::test]
 async fn without_an_agent_the_exit_code_is_3() {
     let client = Client::new(Path::new("/nonexistent/b.sock"));
