@@ -109,11 +109,17 @@ pub fn begins_stream(head: &[u8; HEAD]) -> bool {
     !matches!(head[3], 3 | 4 | 6 | 7 | 8)
 }
 
-/// Whether a TLS payload that a client sends belongs to the handshake (or ends the connection):
-/// it asks for no answer of the application.
+/// Bytes of a TLS 1.3 record with an alert in it: header, level and description, inner type, tag.
+const TLS13_ALERT: u32 = 5 + 2 + 1 + 16;
+
+/// Whether a TLS payload of `length` bytes that a client sends asks for no answer of the
+/// application: it belongs to the handshake, or is an alert that ends the connection (close_notify;
+/// TLS 1.3 encrypts it, and only its length tells).
 #[inline(always)]
-pub fn is_tls_handshake(head: &[u8; HEAD]) -> bool {
-    is_tls_record(head) && head[0] != TLS_APPLICATION_DATA
+pub fn is_tls_control(head: &[u8; HEAD], length: u32) -> bool {
+    is_tls_record(head)
+        && (head[0] != TLS_APPLICATION_DATA
+            || (length == TLS13_ALERT && head[3] == 0 && head[4] == (TLS13_ALERT - 5) as u8))
 }
 
 /// What the first bytes of an answer say (zero beyond its end).
@@ -249,15 +255,17 @@ mod tests {
 
     #[test]
     fn handshakes() {
-        assert!(is_tls_handshake(&head(b"\x14\x03\x03\x00\x01\x01\x17")));
-        assert!(is_tls_handshake(&head(b"\x15\x03\x03\x00\x02")));
-        assert!(!is_tls_handshake(&head(b"\x17\x03\x03\x00\x50")));
+        assert!(is_tls_control(&head(b"\x14\x03\x03\x00\x01\x01\x17"), 80));
+        assert!(is_tls_control(&head(b"\x15\x03\x03\x00\x02"), 7));
+        assert!(!is_tls_control(&head(b"\x17\x03\x03\x00\x50"), 85));
+        assert!(is_tls_control(&head(b"\x17\x03\x03\x00\x13"), 24));
+        assert!(!is_tls_control(&head(b"\x17\x03\x03\x00\x13"), 1000));
     }
 
     proptest! {
         #[test]
         fn nothing_panics(bytes: [u8; HEAD], length in 0usize..HEAD, of in 0u32..6) {
-            let _ = (protocol(&bytes, length), answer(&bytes, of), is_tls_handshake(&bytes));
+            let _ = (protocol(&bytes, length), answer(&bytes, of), is_tls_control(&bytes, length as u32));
         }
     }
 }

@@ -118,7 +118,7 @@ unsafe fn out(ctx: &SkBuffContext, segment: Segment) {
                 (*stamp).protocol = classify::protocol(&head, segment.payload as usize);
             }
             let begins = match (*stamp).protocol {
-                PROTOCOL_TLS => !classify::is_tls_handshake(&head),
+                PROTOCOL_TLS => !classify::is_tls_control(&head, segment.payload),
                 PROTOCOL_HTTP1 => classify::begins_http_request(&head),
                 // The preface itself is followed by the first request or asks for the settings.
                 PROTOCOL_MULTIPLEXED if protocol != PROTOCOL_UNKNOWN => {
