@@ -154,19 +154,33 @@ fn a_client_that_resets_after_a_second_gave_up() {
     talk.expect(&[("responses", 1), ("gave_up", 1)], (2, 1));
 }
 
-/// A destination that never answers anybody may be one that never does, as syslog.
+/// A destination that never answers anybody may be one that never does, as syslog: that is counted,
+/// and judges nobody.
 #[test]
-fn nobody_gives_up_on_a_one_way_protocol() {
+fn nobody_is_judged_for_a_one_way_protocol() {
     need!("python3");
     let mut talk = Talk::new("one-way", wait_end);
-    for _ in 0..5 {
+    for _ in 0..6 {
         talk.value(CONNECT);
         talk.value("s.sendall(b'<14>message')");
         talk.value("time.sleep(0.6)");
-        talk.value("s.sendall(b'<14>message')");
         talk.value("s.close()");
     }
-    talk.expect(&[("abandoned", 5)], (0, 0));
+    let row = talk.expect(&[("gave_up", 6)], (0, 0));
+    assert_eq!(row["state"], "closed", "{row:#}");
+}
+
+/// The wait counts from the last byte of the request.
+#[test]
+fn a_slow_upload_is_not_waiting() {
+    need!("python3");
+    let mut talk = Talk::new("slow-upload", once(wait_end));
+    talk.value(CONNECT);
+    talk.ask(1);
+    talk.value("s.sendall(b'x')");
+    talk.value(PATIENCE);
+    talk.value("s.sendall(b'x') or s.close()");
+    talk.expect(&[("responses", 1), ("abandoned", 1)], (1, 0));
 }
 
 /// PostgreSQL's Terminate, after which a client may wait for the end.
