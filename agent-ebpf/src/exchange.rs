@@ -16,9 +16,8 @@ use agent_common::{
     stamp::{
         PHASE_OPEN, PROTOCOL_HTTP1, PROTOCOL_MULTIPLEXED, PROTOCOL_OPAQUE, PROTOCOL_TLS,
         PROTOCOL_TUNNEL, PROTOCOL_UNKNOWN, STAMP_HALF_CLOSED, STAMP_PROBE, STAMP_PROBE_BY_EXCHANGE,
-        STAMP_UNJUDGED, pack_request, unpack_request,
+        pack_request, unpack_request,
     },
-    window,
 };
 use aya_ebpf::{
     EbpfContext as _,
@@ -29,7 +28,8 @@ use aya_ebpf::{
 };
 
 use crate::{
-    atomics, events, maps, outcome,
+    atomics, events, maps,
+    outcome::{self, Window},
     segment::{self, Segment},
     stamps,
 };
@@ -214,7 +214,7 @@ unsafe fn answered(stamp: *mut Stamp, now: u64, us: u64, answer: Answer) {
         if is_slow {
             atomics::add(&raw mut (*row).slow_calls, 1);
         }
-        let seq = call(stamp, row, now, is_failed, is_slow);
+        let seq = outcome::call(stamp, row, now, Window::Exchanges, is_failed, is_slow);
         let outcome = if is_failed {
             OUTCOME_STATUS
         } else if is_slow {
@@ -328,7 +328,7 @@ pub unsafe fn closing(stamp: *mut Stamp, now: u64, change: &Change) -> bool {
             let seq = if is_one_way {
                 0
             } else {
-                call(stamp, row, now, true, false)
+                outcome::call(stamp, row, now, Window::Exchanges, true, false)
             };
             tell(stamp, now, seq, us, outcome, error);
             probe_ended(stamp, now, us, outcome);
@@ -348,32 +348,6 @@ unsafe fn given_up(stamp: *mut Stamp, us: u64, exiting: bool) -> u32 {
         OUTCOME_GAVE_UP
     } else {
         OUTCOME_ABANDONED
-    }
-}
-
-/// Enters a call into the window of exchanges and returns its number; 0 when it is not judged.
-#[inline(always)]
-unsafe fn call(stamp: *mut Stamp, row: *mut Row, now: u64, failed: bool, slow: bool) -> u64 {
-    // SAFETY: by the caller, map memory.
-    unsafe {
-        if (*stamp).flags & STAMP_UNJUDGED != 0 {
-            return 0;
-        }
-        let verdict = Verdict::unpack(atomics::load(&raw const (*row).verdict));
-        if verdict.generation != (*stamp).generation {
-            atomics::add(&raw mut (*row).late, 1);
-            return 0;
-        }
-        let seq = atomics::add(&raw mut (*row).exchange_calls, 1) + 1;
-        if failed {
-            atomics::add(&raw mut (*row).exchange_failures, 1);
-        }
-        if let Some(calls) = maps::EXCHANGE_WINDOWS.get_ptr_mut((*stamp).row) {
-            let slot = window::slot(seq) & (window::SLOTS - 1);
-            let entry = (&raw mut (*calls).entries).cast::<u32>().add(slot);
-            entry.write_volatile(window::encode(seq, now, failed, slow));
-        }
-        seq
     }
 }
 

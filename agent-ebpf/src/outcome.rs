@@ -102,7 +102,7 @@ pub unsafe fn established(stamp: *mut Stamp, now: u64) {
         longest(&raw mut (*row).connect_latency_max_us, us);
         bucket((*row).histogram, us);
         remember((*stamp).pid, now);
-        call(stamp, row, now, false);
+        call(stamp, row, now, Window::Connects, false, false);
         if (*stamp).flags & (STAMP_PROBE | STAMP_PROBE_BY_EXCHANGE) == STAMP_PROBE {
             probe_ended(stamp, row, now, us, OUTCOME_ESTABLISHED, 0, EVENT_PROBE);
         }
@@ -221,7 +221,7 @@ unsafe fn failed(stamp: *mut Stamp, now: u64, outcome: u32, error: u32, mut flag
         if flags & EVENT_WOULD != 0 {
             atomics::add(&raw mut (*row).would_timeout, 1);
         }
-        let seq = call(stamp, row, now, true);
+        let seq = call(stamp, row, now, Window::Connects, true, false);
         if (*stamp).flags & STAMP_PROBE != 0 {
             flags |= EVENT_PROBE;
             probe_ended(stamp, row, now, us, outcome, error, EVENT_PROBE);
@@ -253,10 +253,29 @@ unsafe fn ended(row: *mut Row) {
     unsafe { atomics::add(&raw mut (*row).in_flight, u64::MAX) };
 }
 
-/// Enters a call into the window and returns its number; 0 when it is not judged, or when the
-/// verdict has changed since.
+/// Which of a row's windows a call is entered into.
+#[derive(Clone, Copy, PartialEq)]
+pub enum Window {
+    /// Outcomes of connects.
+    Connects,
+    /// Outcomes of exchanges.
+    Exchanges,
+}
+
+/// Enters a call into a window and returns its number; 0 when it is not judged, or when the verdict
+/// has changed since.
+///
+/// # Safety
+/// As [`begun`]; `row` must be the stamp's.
 #[inline(always)]
-unsafe fn call(stamp: *mut Stamp, row: *mut Row, now: u64, is_failure: bool) -> u64 {
+pub unsafe fn call(
+    stamp: *mut Stamp,
+    row: *mut Row,
+    now: u64,
+    window: Window,
+    is_failure: bool,
+    is_slow: bool,
+) -> u64 {
     // SAFETY: by contract, map memory.
     unsafe {
         if (*stamp).flags & STAMP_UNJUDGED != 0 {
@@ -267,14 +286,26 @@ unsafe fn call(stamp: *mut Stamp, row: *mut Row, now: u64, is_failure: bool) -> 
             atomics::add(&raw mut (*row).late, 1);
             return 0;
         }
-        let seq = atomics::add(&raw mut (*row).connect_calls, 1) + 1;
+        let (calls, failures, windows) = match window {
+            Window::Connects => (
+                &raw mut (*row).connect_calls,
+                &raw mut (*row).connect_failures,
+                &maps::CONNECT_WINDOWS,
+            ),
+            Window::Exchanges => (
+                &raw mut (*row).exchange_calls,
+                &raw mut (*row).exchange_failures,
+                &maps::EXCHANGE_WINDOWS,
+            ),
+        };
+        let seq = atomics::add(calls, 1) + 1;
         if is_failure {
-            atomics::add(&raw mut (*row).connect_failures, 1);
+            atomics::add(failures, 1);
         }
-        if let Some(calls) = maps::CONNECT_WINDOWS.get_ptr_mut((*stamp).row) {
+        if let Some(calls) = windows.get_ptr_mut((*stamp).row) {
             let slot = window::slot(seq) & (window::SLOTS - 1);
             let entry = (&raw mut (*calls).entries).cast::<u32>().add(slot);
-            entry.write_volatile(window::encode(seq, now, is_failure, false));
+            entry.write_volatile(window::encode(seq, now, is_failure, is_slow));
         }
         seq
     }
