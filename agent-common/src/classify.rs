@@ -3,7 +3,8 @@
 //! Nothing here needs more than [`HEAD`] bytes, and nothing looks inside encrypted data.
 
 use crate::stamp::{
-    PROTOCOL_HTTP1, PROTOCOL_MULTIPLEXED, PROTOCOL_OPAQUE, PROTOCOL_TLS, PROTOCOL_TUNNEL,
+    PROTOCOL_AMQP, PROTOCOL_HTTP1, PROTOCOL_MULTIPLEXED, PROTOCOL_OPAQUE, PROTOCOL_TLS,
+    PROTOCOL_TUNNEL,
 };
 
 /// Bytes of a payload that are looked at.
@@ -45,9 +46,11 @@ pub fn protocol(head: &[u8; HEAD], length: usize) -> u32 {
         return PROTOCOL_TLS;
     }
     // HTTP/2 (RFC 9113, section 3.4) and AMQP begin with a preface.
-    if starts(head, b"PRI * HT") || starts(head, b"AMQP\0\0\0\0") || starts(head, b"AMQP\0\x01\0\0")
-    {
+    if starts(head, b"PRI * HT") {
         return PROTOCOL_MULTIPLEXED;
+    }
+    if word(head) == u32::from_ne_bytes(*b"AMQP") {
+        return PROTOCOL_AMQP;
     }
     if word(head) == u32::from_ne_bytes(*b"CONN") {
         return PROTOCOL_TUNNEL;
@@ -111,6 +114,14 @@ pub fn begins_stream(head: &[u8; HEAD]) -> bool {
 
 /// Bytes of a TLS 1.3 record with an alert in it: header, level and description, inner type, tag.
 const TLS13_ALERT: u32 = 5 + 2 + 1 + 16;
+
+/// Whether a payload on an AMQP connection can ask for something: a heartbeat (frame type 8; an
+/// empty frame in AMQP 1.0, whose size is 8) does not.
+#[inline(always)]
+pub fn begins_amqp(head: &[u8; HEAD]) -> bool {
+    let empty = word(head) == u32::from_ne_bytes([0, 0, 0, 8]);
+    head[0] != 8 && !empty
+}
 
 /// Whether a TLS payload of `length` bytes that a client sends asks for no answer of the
 /// application: it belongs to the handshake, or is an alert that ends the connection (close_notify;
@@ -195,6 +206,7 @@ mod tests {
             (b"POST /x HTTP/1.1", PROTOCOL_HTTP1),
             (b"CONNECT a:443 HT", PROTOCOL_TUNNEL),
             (b"PRI * HTTP/2.0\r\n", PROTOCOL_MULTIPLEXED),
+            (b"AMQP\0\0\x09\x01", PROTOCOL_AMQP),
             (b"\x16\x03\x01\x02\x00\x01", PROTOCOL_TLS),
             (b"*1\r\n$4\r\nPING\r\n", PROTOCOL_OPAQUE),
             (b"\x16", PROTOCOL_OPAQUE),
@@ -243,6 +255,15 @@ mod tests {
         ] {
             assert_eq!(answer(&head(bytes), of), wanted, "{bytes:?}");
         }
+    }
+
+    #[test]
+    fn heartbeats() {
+        assert!(!begins_amqp(&head(b"\x08\0\0\0\0\0\0\xce")));
+        assert!(!begins_amqp(&head(b"\0\0\0\x08\x02\0\0\0")));
+        assert!(begins_amqp(&head(b"\x01\0\x01\0\0\0\x0d")));
+        assert!(!begins_stream(&head(b"\0\0\x08\x06\x01\0\0\0\0")));
+        assert!(begins_stream(&head(b"\0\0\x20\x01\x05\0\0\0\x01")));
     }
 
     #[test]

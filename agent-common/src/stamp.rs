@@ -85,6 +85,8 @@ pub const PROTOCOL_TLS: u32 = 3;
 pub const PROTOCOL_MULTIPLEXED: u32 = 4;
 /// HTTP CONNECT and what goes through it: only timed, for a 5xx to CONNECT speaks of somebody else.
 pub const PROTOCOL_TUNNEL: u32 = 5;
+/// AMQP 0-9-1 and 1.0: many channels on one connection.
+pub const PROTOCOL_AMQP: u32 = 6;
 
 /// A place for the stamp of one connection.
 ///

@@ -14,9 +14,9 @@ use agent_common::{
         OUTCOME_OTHER, OUTCOME_RESET, OUTCOME_RESPONSE, OUTCOME_SLOW, OUTCOME_STATUS,
     },
     stamp::{
-        PHASE_OPEN, PROTOCOL_HTTP1, PROTOCOL_MULTIPLEXED, PROTOCOL_OPAQUE, PROTOCOL_TLS,
-        PROTOCOL_TUNNEL, PROTOCOL_UNKNOWN, STAMP_HALF_CLOSED, STAMP_PROBE, STAMP_PROBE_BY_EXCHANGE,
-        pack_request, unpack_request,
+        PHASE_OPEN, PROTOCOL_AMQP, PROTOCOL_HTTP1, PROTOCOL_MULTIPLEXED, PROTOCOL_OPAQUE,
+        PROTOCOL_TLS, PROTOCOL_TUNNEL, PROTOCOL_UNKNOWN, STAMP_HALF_CLOSED, STAMP_PROBE,
+        STAMP_PROBE_BY_EXCHANGE, pack_request, unpack_request,
     },
 };
 use aya_ebpf::{
@@ -128,6 +128,7 @@ unsafe fn out(ctx: &SkBuffContext, segment: Segment) {
             let begins = match (*stamp).protocol {
                 PROTOCOL_TLS => !classify::is_tls_control(&head, segment.payload),
                 PROTOCOL_HTTP1 => classify::begins_http_request(&head),
+                PROTOCOL_AMQP if protocol != PROTOCOL_UNKNOWN => classify::begins_amqp(&head),
                 // The preface itself is followed by the first request or asks for the settings.
                 PROTOCOL_MULTIPLEXED if protocol != PROTOCOL_UNKNOWN => {
                     classify::begins_stream(&head)
