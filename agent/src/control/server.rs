@@ -52,6 +52,8 @@ pub struct Limits {
     pub http_head: Duration,
     /// How long a page of metrics is shared by all who ask.
     pub page: Duration,
+    /// A page of metrics below this size, bytes, is not shared but made anew.
+    pub page_bytes: usize,
     /// Pages of metrics being sent at a time. The bytes are the same for all, but each has a
     /// buffer in the kernel.
     pub pages: usize,
@@ -81,6 +83,7 @@ impl Default for Limits {
             http_waiting: 256,
             http_head: Duration::from_secs(1),
             page: Duration::from_secs(1),
+            page_bytes: 256 * 1024,
             pages: 4,
             statuses: 2,
             turn: Duration::from_secs(2),

@@ -84,6 +84,7 @@ async fn unread_pages_are_one_page_and_few_are_sent() {
         stall: Duration::from_secs(3600),
         turn: Duration::from_millis(50),
         page: Duration::from_secs(3600),
+        page_bytes: 0,
         ..Limits::default()
     };
     let backend = Fake::new();
@@ -126,6 +127,7 @@ async fn who_does_not_read_its_page_is_cut_off() {
     let limits = Limits {
         stall: Duration::from_millis(100),
         pages: 1,
+        page_bytes: 0,
         ..Limits::default()
     };
     let backend = Fake::new();
@@ -141,7 +143,14 @@ async fn who_does_not_read_its_page_is_cut_off() {
 async fn who_asks_for_a_page_in_the_making_gets_the_same() {
     let backend = Fake::new();
     backend.go.forget_permits(Semaphore::MAX_PERMITS);
-    let http = serve_tcp(&backend, Limits::default()).await;
+    let http = serve_tcp(
+        &backend,
+        Limits {
+            page_bytes: 0,
+            ..Limits::default()
+        },
+    )
+    .await;
     let (one, two) = (http.ask("/metrics").await, http.ask("/metrics").await);
     // This one begins the page, perhaps, and does not wait for it.
     let gone = http.ask("/metrics").await;
@@ -161,6 +170,7 @@ async fn a_page_is_made_again_when_it_is_old() {
     let backend = Fake::new();
     let limits = Limits {
         page: Duration::ZERO,
+        page_bytes: 0,
         ..Limits::default()
     };
     let http = serve_tcp(&backend, limits).await;
@@ -173,6 +183,7 @@ async fn a_page_is_made_again_when_it_is_old() {
 async fn a_page_is_let_go_of_when_it_is_old() {
     let page = large::Page::new(&Limits {
         page: Duration::from_millis(1),
+        page_bytes: 0,
         ..Limits::default()
     });
     page.get(async { Ok("x".to_owned()) }).await.unwrap();
@@ -192,6 +203,7 @@ async fn unread_answers_to_status_are_few() {
     let limits = Limits {
         stall: Duration::from_secs(3600),
         turn: Duration::from_millis(50),
+        page_bytes: 0,
         ..Limits::default()
     };
     let backend = Fake::new();
@@ -218,6 +230,7 @@ async fn more_who_ask_for_the_status_wait_their_turn() {
     backend.go.forget_permits(Semaphore::MAX_PERMITS);
     let limits = Limits {
         turn: Duration::from_secs(60),
+        page_bytes: 0,
         ..Limits::default()
     };
     let served = serve_fake(&backend, limits);
@@ -247,6 +260,7 @@ async fn idle_connections_starve_no_probe() {
 async fn nor_do_more_than_may_wait() {
     starve(Limits {
         http_waiting: 64,
+        page_bytes: 0,
         ..Limits::default()
     })
     .await;
@@ -283,6 +297,7 @@ async fn the_oldest_that_asks_nothing_makes_room_and_those_that_ask_stay() {
         connections: 1,
         http_waiting: 2,
         http_head: Duration::from_secs(3600),
+        page_bytes: 0,
         ..Limits::default()
     };
     let backend = Fake::new();
@@ -314,6 +329,7 @@ async fn the_oldest_that_asks_nothing_makes_room_and_those_that_ask_stay() {
 async fn who_asks_nothing_is_cut_off() {
     let limits = Limits {
         http_head: Duration::from_millis(20),
+        page_bytes: 0,
         ..Limits::default()
     };
     let http = serve_tcp(&Fake::new(), limits).await;

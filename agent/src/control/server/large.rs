@@ -106,6 +106,7 @@ pub struct Page {
     /// Locked while the page is put together: one at a time.
     pub(super) kept: Mutex<Option<(Instant, Bytes)>>,
     keep: Duration,
+    small: usize,
 }
 
 impl Page {
@@ -114,10 +115,12 @@ impl Page {
         Arc::new(Self {
             kept: Mutex::default(),
             keep: limits.page,
+            small: limits.page_bytes,
         })
     }
 
-    /// The page as it is kept, or a new one from `make`.
+    /// The page as it is kept, if it is large, or a new one from `make`: a small one costs little,
+    /// and whoever asks again after a change sees the change.
     ///
     /// # Errors
     /// What `make` says.
@@ -128,6 +131,7 @@ impl Page {
         let mut kept = self.kept.lock().await;
         if let Some((since, page)) = &*kept
             && since.elapsed() < self.keep
+            && page.len() >= self.small
         {
             return Ok(page.clone());
         }
