@@ -79,8 +79,8 @@ pub struct Offsets {
     pub task_flags: u32,
     /// `icsk_user_timeout` in `struct inet_connection_sock`.
     pub user_timeout: u32,
-    /// Zero.
-    pub reserved: u32,
+    /// `sk_shutdown` in `struct sock`.
+    pub sock_shutdown: u32,
 }
 
 layout!(Offsets, size 32, sock_err at 0, task_flags at 20, user_timeout at 24);

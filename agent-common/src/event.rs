@@ -60,6 +60,8 @@ impl EventKind {
 pub const EVENT_OUR_TIMEOUT: u32 = 1;
 /// The connect held a probe slot.
 pub const EVENT_PROBE: u32 = 1 << 1;
+/// It is about an exchange, not a connect.
+pub const EVENT_EXCHANGE: u32 = 1 << 3;
 /// Observe mode: it would have been refused, or timed out, and was not.
 pub const EVENT_WOULD: u32 = 1 << 2;
 
@@ -81,3 +83,11 @@ pub const OUTCOME_OTHER: u32 = 7;
 pub const OUTCOME_ABANDONED: u32 = 8;
 /// Never sent a SYN.
 pub const OUTCOME_LOCAL: u32 = 9;
+/// Answered.
+pub const OUTCOME_RESPONSE: u32 = 10;
+/// Answered with a status that says that the server failed.
+pub const OUTCOME_STATUS: u32 = 11;
+/// Closed by the peer while an answer was owed.
+pub const OUTCOME_CLOSED_EARLY: u32 = 12;
+/// Answered, but slower than the policy's `slow_call`.
+pub const OUTCOME_SLOW: u32 = 13;

@@ -9,6 +9,7 @@
 //! a field changes [`ABI_VERSION`], which the agent compares with the one in the object it loads.
 #![no_std]
 
+pub mod classify;
 pub mod control;
 pub mod event;
 pub mod histogram;

@@ -34,11 +34,22 @@ pub struct Settings {
     pub policy: u32,
     /// `ROW_` flags.
     pub flags: u32,
+    /// A successful exchange that took longer is slow, us; 0: off.
+    pub slow_call_us: u32,
+    /// Which statuses in the clear are failures: [`FAIL_5XX`] or 0.
+    pub fail_status: u32,
+    /// As `gave_up_ms`, for an exchange without an answer, ms; 0: never.
+    pub exchange_gave_up_ms: u32,
+    /// Zero.
+    pub reserved: u32,
 }
 
-layout!(Settings, size 24, connect_timeout_ms at 0, policy at 16, flags at 20);
+/// In [`Settings::fail_status`]: every 5xx is a failure.
+pub const FAIL_5XX: u32 = 1;
 
-/// A row. 320 bytes, in lines of 64: what is written rarely is apart from what each call writes.
+layout!(Settings, size 40, connect_timeout_ms at 0, policy at 16, flags at 20, slow_call_us at 24);
+
+/// A row. 448 bytes, in lines of 64: what is written rarely is apart from what each call writes.
 #[derive(Clone, Copy, Pod, Zeroable)]
 #[repr(C)]
 pub struct Row {
@@ -51,10 +62,11 @@ pub struct Row {
     pub incarnation: u32,
     /// When the row was created (CLOCK_MONOTONIC, ns); 0 in a free row.
     pub created_ns: u64,
-    /// Histogram slot plus one; 0: none. Written by the agent.
+    /// Slot plus one of the histogram of connects; 0: none. Lent by the kernel at creation.
     pub histogram: u32,
-    /// Zero.
-    pub reserved0: u32,
+    /// Slot plus one of the histogram of responses; 0: none. Lent by the kernel with the first
+    /// exchange.
+    pub response_histogram: u32,
 
     // --- verdict and settings: written by the agent, read by the connect hook
     /// A packed [`crate::Verdict`].
@@ -65,8 +77,6 @@ pub struct Row {
     pub probe_slots: u64,
     /// Settings of the row's policy.
     pub settings: Settings,
-    /// Zero.
-    pub reserved1: [u64; 2],
 
     // --- written by the kernel with every call
     /// SYNs begun.
@@ -123,11 +133,48 @@ pub struct Row {
     pub connect_latency_max_us: u64,
     /// Zero.
     pub reserved4: u64,
+
+    // --- exchanges: written by the kernel with every one
+    /// Exchanges begun.
+    pub requests: u64,
+    /// Exchanges answered, with whatever status.
+    pub responses: u64,
+    /// Exchanges begun and not ended.
+    pub exchanges_in_flight: u64,
+    /// Calls in the window of exchanges so far.
+    pub exchange_calls: u64,
+    /// Failed calls among them.
+    pub exchange_failures: u64,
+    /// Sum of the latencies of answered exchanges, us.
+    pub response_latency_sum_us: u64,
+    /// Longest latency of an answered exchange, us.
+    pub response_latency_max_us: u64,
+    /// Zero.
+    pub reserved5: u64,
+
+    // --- exchanges: written by the kernel when one fails
+    /// Reset while an answer was owed.
+    pub exchange_reset: u64,
+    /// Closed by the peer while an answer was owed.
+    pub exchange_closed_early: u64,
+    /// Closed by a live program that had waited `gave_up_ms` or longer for an answer.
+    pub exchange_gave_up: u64,
+    /// Any other socket error while an answer was owed.
+    pub exchange_other: u64,
+    /// Answers whose status says that the server failed.
+    pub exchange_status: u64,
+    /// Resets and closes of a reused connection that had been idle; not failures.
+    pub stale: u64,
+    /// Exchanges that the program gave up before an answer; not failures.
+    pub exchange_abandoned: u64,
+    /// Answers slower than the policy's `slow_call`.
+    pub slow_calls: u64,
 }
 
 layout!(
-    Row, size 320,
+    Row, size 448,
     key at 0, netns_inode at 40, created_ns at 48,
     verdict at 64, probe_slots at 80, settings at 88,
-    attempts at 128, failed_refused at 192, rejected_breaker at 256,
+    attempts at 128, failed_refused at 192, rejected_breaker at 256, requests at 320,
+    exchange_reset at 384,
 );

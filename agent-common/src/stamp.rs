@@ -25,7 +25,8 @@ pub struct Stamp {
     pub own_timeout_ms: u32,
     /// Reply to the first SYN timer, ticks; 0: none.
     pub syn_timeout_ticks: u32,
-    /// When the SYN left (CLOCK_MONOTONIC, ns); 0 before.
+    /// When the SYN left (CLOCK_MONOTONIC, ns); 0 before. On an open connection: when the last byte of
+    /// the request under way was sent.
     pub begun_ns: u64,
     /// Process (thread group) that called `connect()`.
     pub pid: u32,
@@ -33,16 +34,65 @@ pub struct Stamp {
     pub tid: u32,
     /// Name of that thread.
     pub comm: [u8; COMM_LEN],
+
+    // --- exchanges; the egress hook is the only writer of these
+    /// Packed ([`pack_request`]): number of the exchange under way or last ended, and its begin.
+    pub request: u64,
+    /// Sequence number after the last new payload byte sent.
+    pub out_end: u32,
+    /// One of the `PROTOCOL_` constants, from the first payload bytes sent.
+    pub protocol: u32,
+
+    // --- the ingress hook is the only writer of these
+    /// When the last answer began (CLOCK_MONOTONIC, ns); when established, before.
+    pub answered_ns: u64,
+    /// Sequence number after the last new payload byte received.
+    pub in_end: u32,
+    /// Number of the exchange that ended last (16 bits, as in `request`). Advanced by
+    /// compare-and-exchange, by an answer or by the end of the connection.
+    pub answers: u32,
 }
 
-layout!(Stamp, size 64, row at 0, phase at 16, begun_ns at 32, pid at 40, comm at 48);
+layout!(
+    Stamp, size 96,
+    row at 0, phase at 16, begun_ns at 32, pid at 40, comm at 48, request at 64, answered_ns at 80,
+);
 
-/// A place for the stamp of one pending connect.
+/// Number of an exchange on its connection (16 bits, wrapping) and the time at which it began, us
+/// (48 bits: nine years), in one word, so that both hooks see them together.
+#[inline(always)]
+pub const fn pack_request(number: u32, begun_us: u64) -> u64 {
+    ((number as u64 & 0xffff) << 48) | (begun_us & REQUEST_TIME)
+}
+
+/// Number and begin (us) from [`pack_request`].
+#[inline(always)]
+pub const fn unpack_request(word: u64) -> (u32, u64) {
+    ((word >> 48) as u32, word & REQUEST_TIME)
+}
+
+const REQUEST_TIME: u64 = (1 << 48) - 1;
+
+/// Not known yet: nothing was sent.
+pub const PROTOCOL_UNKNOWN: u32 = 0;
+/// Anything that is only timed.
+pub const PROTOCOL_OPAQUE: u32 = 1;
+/// HTTP/1 in the clear.
+pub const PROTOCOL_HTTP1: u32 = 2;
+/// TLS: record headers are in the clear.
+pub const PROTOCOL_TLS: u32 = 3;
+/// Many streams on one connection: any payload in answers all that is owed.
+pub const PROTOCOL_MULTIPLEXED: u32 = 4;
+/// HTTP CONNECT and what goes through it: only timed, for a 5xx to CONNECT speaks of somebody else.
+pub const PROTOCOL_TUNNEL: u32 = 5;
+/// AMQP 0-9-1 and 1.0: many channels on one connection.
+pub const PROTOCOL_AMQP: u32 = 6;
+
+/// A place for the stamp of one connection.
 ///
 /// Creating socket storage is by far the dearest step of a connect (two accounted allocations, half
-/// a microsecond), and a stamp is needed only until the connect ends. So it lies in an array, at the
-/// place that the socket's cookie names; only where another socket has that place, it lies in
-/// socket storage.
+/// a microsecond). So it lies in an array, at the place that the socket's cookie names; only where
+/// another socket has that place, it lies in socket storage.
 #[derive(Clone, Copy, Pod, Zeroable)]
 #[repr(C)]
 pub struct Slot {
@@ -54,7 +104,7 @@ pub struct Slot {
     pub stamp: Stamp,
 }
 
-layout!(Slot, size 80, owner at 0, spilled at 8, stamp at 16);
+layout!(Slot, size 112, owner at 0, spilled at 8, stamp at 16);
 
 /// Nothing under way: never used, or the last connect ended.
 pub const PHASE_IDLE: u32 = 0;
@@ -62,6 +112,9 @@ pub const PHASE_IDLE: u32 = 0;
 pub const PHASE_STAMPED: u32 = 1;
 /// SYN sent, no answer yet.
 pub const PHASE_PENDING: u32 = 2;
+
+/// Established: exchanges are followed until it closes.
+pub const PHASE_OPEN: u32 = 3;
 
 /// Holds a probe slot of its generation.
 pub const STAMP_PROBE: u32 = 1;
@@ -76,3 +129,7 @@ pub const STAMP_FOREIGN_RTO_CB: u32 = 1 << 3;
 pub const STAMP_OBSERVED: u32 = 1 << 4;
 /// A socket of the kernel's own: counted, but no breaker is judged by it.
 pub const STAMP_UNJUDGED: u32 = 1 << 5;
+/// The program has said that it sends no more, and still waits for an answer.
+pub const STAMP_HALF_CLOSED: u32 = 1 << 7;
+/// The probe ends with the first exchange, not with the connect.
+pub const STAMP_PROBE_BY_EXCHANGE: u32 = 1 << 6;

@@ -1,7 +1,7 @@
 //! What the kernel does with a `connect()` to a row's destination.
 
 /// A verdict packed into the one 64-bit word that the connect hook reads, so that it is never seen
-/// half written: generation (high 32 bits), errno (16), state (8), zero (8, low).
+/// half written: generation (high 32 bits), errno (16), state (8), flags (8, low).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct Verdict {
     /// Raised by one with every verdict of a row. Outcomes carry the generation under which they
@@ -11,7 +11,13 @@ pub struct Verdict {
     pub errno: u16,
     /// One of the `STATE_` constants; anything else lets the connection pass.
     pub state: u8,
+    /// `VERDICT_` flags.
+    pub flags: u8,
 }
+
+/// Half-open: a probe ends with its first exchange, not with its connect (the breaker opened on
+/// exchanges). A connect that fails ends it, too.
+pub const VERDICT_PROBE_BY_EXCHANGE: u8 = 1;
 
 /// Every connect passes.
 pub const STATE_CLOSED: u8 = 0;
@@ -28,7 +34,10 @@ impl Verdict {
     /// The packed word.
     #[inline(always)]
     pub const fn pack(self) -> u64 {
-        ((self.generation as u64) << 32) | ((self.errno as u64) << 16) | ((self.state as u64) << 8)
+        ((self.generation as u64) << 32)
+            | ((self.errno as u64) << 16)
+            | ((self.state as u64) << 8)
+            | self.flags as u64
     }
 
     /// The verdict in a packed word. Every word is a verdict; unknown states pass.
@@ -38,6 +47,7 @@ impl Verdict {
             generation: (word >> 32) as u32,
             errno: (word >> 16) as u16,
             state: (word >> 8) as u8,
+            flags: word as u8,
         }
     }
 }
@@ -66,8 +76,8 @@ mod tests {
 
     proptest! {
         #[test]
-        fn verdict_survives_packing(generation: u32, errno: u16, state: u8) {
-            let verdict = Verdict { generation, errno, state };
+        fn verdict_survives_packing(generation: u32, errno: u16, state: u8, flags: u8) {
+            let verdict = Verdict { generation, errno, state, flags };
             prop_assert_eq!(Verdict::unpack(verdict.pack()), verdict);
         }
 

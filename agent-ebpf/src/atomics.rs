@@ -47,3 +47,16 @@ pub unsafe fn add32(counter: *mut u32, amount: u32) {
     // SAFETY: by contract.
     unsafe { atomic_xadd::<u32, u32, { AtomicOrdering::SeqCst }>(counter, amount) };
 }
+
+/// [`replace`] on 32 bits.
+///
+/// # Safety
+/// As [`add`].
+#[inline(always)]
+pub unsafe fn replace32(word: *mut u32, old: u32, new: u32) -> bool {
+    // SAFETY: by contract.
+    unsafe {
+        atomic_cxchg::<u32, { AtomicOrdering::SeqCst }, { AtomicOrdering::SeqCst }>(word, old, new)
+            .1
+    }
+}

@@ -5,9 +5,14 @@ use agent_common::{
     event::EVENT_WOULD,
     key::mapped,
     row::ROW_PROTECTED,
-    stamp::{PHASE_IDLE, PHASE_STAMPED, STAMP_OBSERVED, STAMP_PROBE, STAMP_UNJUDGED},
+    stamp::{
+        PHASE_IDLE, PHASE_OPEN, PHASE_STAMPED, STAMP_OBSERVED, STAMP_PROBE,
+        STAMP_PROBE_BY_EXCHANGE, STAMP_UNJUDGED,
+    },
     syn::first_timeout_ticks,
-    verdict::{STATE_CLOSED, STATE_FORCED_OPEN, STATE_HALF_OPEN, STATE_OPEN},
+    verdict::{
+        STATE_CLOSED, STATE_FORCED_OPEN, STATE_HALF_OPEN, STATE_OPEN, VERDICT_PROBE_BY_EXCHANGE,
+    },
 };
 use aya_ebpf::{
     EbpfContext as _,
@@ -22,6 +27,7 @@ use aya_ebpf::{
 
 use crate::{
     atomics, events,
+    exchange::{self, Change},
     kernel::TcpSocket,
     outcome, probes, rows,
     stamps::{self, Found},
@@ -32,6 +38,8 @@ const ALLOW: i32 = 1;
 const REFUSE: i32 = 0;
 const IPPROTO_TCP: u32 = 6;
 const AF_INET: u32 = 2;
+const TCP_CLOSE: u32 = 7;
+const ECONNABORTED: u32 = 103;
 const AF_INET6: u32 = 10;
 /// At most one `rejected` event per row in this time.
 const REJECT_EVENT_EVERY_NS: u64 = 1_000_000_000;
@@ -163,6 +171,9 @@ fn judge(ctx: &SockAddrContext, addr: [u8; 16], ifindex: u32) -> i32 {
                     let claimed = probes::claim(row, verdict.generation);
                     if claimed {
                         flags |= STAMP_PROBE;
+                        if verdict.flags & VERDICT_PROBE_BY_EXCHANGE != 0 {
+                            flags |= STAMP_PROBE_BY_EXCHANGE;
+                        }
                     }
                     claimed
                 }
@@ -252,6 +263,16 @@ unsafe fn unfinished(ctx: &SockAddrContext, found: Found, now: u64) {
     unsafe {
         match (*found.stamp).phase {
             PHASE_IDLE => {}
+            // Its end was hidden from us; nothing is owed on a socket that connects anew.
+            PHASE_OPEN => {
+                let change = Change {
+                    state: TCP_CLOSE,
+                    error: ECONNABORTED,
+                    shut: 0,
+                    exiting: false,
+                };
+                exchange::closing(found.stamp, now, &change);
+            }
             PHASE_STAMPED => {
                 user_timeout::give_back(ctx.as_ptr(), found.stamp);
                 outcome::local(found.stamp, now);

@@ -6,8 +6,8 @@
 use agent_common::{
     Mode, Stamp,
     stamp::{
-        PHASE_PENDING, PHASE_STAMPED, STAMP_FOREIGN_RTO_CB, STAMP_FOREIGN_STATE_CB, STAMP_OBSERVED,
-        STAMP_TIMEOUT_SET,
+        PHASE_IDLE, PHASE_OPEN, PHASE_PENDING, PHASE_STAMPED, STAMP_FOREIGN_RTO_CB,
+        STAMP_FOREIGN_STATE_CB, STAMP_OBSERVED, STAMP_TIMEOUT_SET,
     },
 };
 use aya_ebpf::{
@@ -20,6 +20,7 @@ use aya_ebpf::{
 
 use crate::{
     atomics,
+    exchange::{self, Change},
     kernel::{TcpSocket, current_is_exiting},
     outcome, rows, stamps, user_timeout,
 };
@@ -33,7 +34,10 @@ const PASSIVE_ESTABLISHED_CB: u32 = 5;
 const RTO_CB: u32 = 8;
 const STATE_CB: u32 = 10;
 
+const TCP_FIN_WAIT1: u32 = 4;
+const TCP_FIN_WAIT2: u32 = 5;
 const TCP_CLOSE: u32 = 7;
+const TCP_CLOSE_WAIT: u32 = 8;
 
 /// Always 1: the reply, where there is one, goes by the context.
 #[sock_ops]
@@ -48,7 +52,13 @@ pub fn follow(ctx: SockOpsContext) -> u32 {
         | STATE_CB => {}
         _ => return 1,
     }
-    if op == STATE_CB && ctx.arg(1) != TCP_CLOSE {
+    let state = ctx.arg(1);
+    if op == STATE_CB
+        && !matches!(
+            state,
+            TCP_CLOSE | TCP_FIN_WAIT1 | TCP_FIN_WAIT2 | TCP_CLOSE_WAIT
+        )
+    {
         return 1;
     }
     let sk = socket(&ctx);
@@ -71,6 +81,26 @@ pub fn follow(ctx: SockOpsContext) -> u32 {
             }
             return 1;
         }
+        if phase == PHASE_OPEN && op == STATE_CB {
+            let sk = TcpSocket::of(sk);
+            let error = if state == TCP_CLOSE {
+                sk.map_or(0, TcpSocket::error)
+            } else {
+                0
+            };
+            let change = Change {
+                state,
+                error,
+                shut: sk.map_or(0, TcpSocket::shutdown),
+                exiting: error == 0 && current_is_exiting(),
+            };
+            if exchange::closing(stamp, bpf_ktime_get_ns(), &change) {
+                (*stamp).phase = PHASE_IDLE;
+                drop_callbacks(&ctx, stamp, false);
+                found.give_back();
+            }
+            return 1;
+        }
         if phase != PHASE_PENDING {
             return 1;
         }
@@ -85,19 +115,24 @@ pub fn follow(ctx: SockOpsContext) -> u32 {
                     found.give_back();
                 }
             }
+            STATE_CB if state != TCP_CLOSE => {}
             STATE_CB => {
                 let error = TcpSocket::of(sk).map_or(0, TcpSocket::error);
                 let exiting = error == 0 && current_is_exiting();
                 user_timeout::give_back(ctx.as_ptr(), stamp);
-                drop_callbacks(&ctx, stamp);
+                drop_callbacks(&ctx, stamp, false);
                 outcome::closed(stamp, bpf_ktime_get_ns(), error, exiting);
                 found.give_back();
             }
             _ => {
                 user_timeout::give_back(ctx.as_ptr(), stamp);
-                drop_callbacks(&ctx, stamp);
+                drop_callbacks(&ctx, stamp, true);
                 outcome::established(stamp, bpf_ktime_get_ns());
-                found.give_back();
+                if (*stamp).phase != PHASE_OPEN {
+                    // Observe mode has counted it as timed out.
+                    drop_callbacks(&ctx, stamp, false);
+                    found.give_back();
+                }
             }
         }
     }
@@ -136,11 +171,12 @@ unsafe fn begin(ctx: &SockOpsContext, stamp: *mut Stamp) {
 }
 
 #[inline(always)]
-unsafe fn drop_callbacks(ctx: &SockOpsContext, stamp: *mut Stamp) {
+unsafe fn drop_callbacks(ctx: &SockOpsContext, stamp: *mut Stamp, is_open: bool) {
     // SAFETY: by the caller.
     unsafe {
         let mut keep = ctx.cb_flags();
-        if (*stamp).flags & STAMP_FOREIGN_STATE_CB == 0 {
+        // An open connection is followed to its end.
+        if !is_open && (*stamp).flags & STAMP_FOREIGN_STATE_CB == 0 {
             keep &= !BPF_SOCK_OPS_STATE_CB_FLAG;
         }
         if (*stamp).our_timeout_ms != 0 && (*stamp).flags & STAMP_FOREIGN_RTO_CB == 0 {
@@ -176,7 +212,7 @@ unsafe fn timer_ran_out(ctx: &SockOpsContext, stamp: *mut Stamp, sk: *mut bpf_so
             let limit = u64::from(timeout) * agent_common::NANOS_PER_MS;
             if now.saturating_sub((*stamp).begun_ns) >= limit {
                 // Before the outcome: what is to be dropped is in the stamp.
-                drop_callbacks(ctx, stamp);
+                drop_callbacks(ctx, stamp, false);
                 outcome::timed_out(stamp, now);
                 return true;
             }

@@ -22,7 +22,7 @@ static OFFSETS: Offsets = Offsets {
     net_inum: NO_OFFSET,
     task_flags: NO_OFFSET,
     user_timeout: NO_OFFSET,
-    reserved: 0,
+    sock_shutdown: NO_OFFSET,
 };
 
 /// PF_EXITING (include/linux/sched.h): set by do_exit() before it closes files.
@@ -75,6 +75,17 @@ impl TcpSocket {
         }
         // SAFETY: as above.
         u32::from(unsafe { load::<u8>(self.0, offset) }) & offset!(sock_kern_mask) != 0
+    }
+
+    /// `sk->sk_shutdown`; 0 where its offset is not known.
+    #[inline(always)]
+    pub fn shutdown(self) -> u32 {
+        let offset = offset!(sock_shutdown);
+        if offset == NO_OFFSET {
+            return 0;
+        }
+        // SAFETY: as above.
+        u32::from(unsafe { load::<u8>(self.0, offset) })
     }
 
     /// TCP_USER_TIMEOUT, ms; 0: none (or its offset is not known).

@@ -13,6 +13,7 @@
 mod atomics;
 mod connect;
 mod events;
+mod exchange;
 mod follow;
 mod kernel;
 mod maps;
@@ -20,6 +21,7 @@ mod outcome;
 mod probes;
 mod release;
 mod rows;
+mod segment;
 mod settle;
 mod stamps;
 mod user_timeout;

@@ -28,7 +28,7 @@ pub static COUNTERS: Array<Counters> = Array::with_max_entries(1, BPF_F_MMAPABLE
 #[map]
 pub static KEYS: HashMap<DestinationKey, u32> = HashMap::with_max_entries(16, 0);
 
-/// The rows; 0 is the `other` row. Mapped, `max_destinations` + 1 entries of 320 bytes.
+/// The rows; 0 is the `other` row. Mapped, `max_destinations` + 1 entries of 448 bytes.
 #[map]
 pub static ROWS: Array<Row> = Array::with_max_entries(17, BPF_F_MMAPABLE);
 
@@ -36,11 +36,15 @@ pub static ROWS: Array<Row> = Array::with_max_entries(17, BPF_F_MMAPABLE);
 #[map]
 pub static CONNECT_WINDOWS: Array<CallWindow> = Array::with_max_entries(17, BPF_F_MMAPABLE);
 
+/// The window of exchanges beside each row. Written by the kernel. Mapped, 512 bytes an entry.
+#[map]
+pub static EXCHANGE_WINDOWS: Array<CallWindow> = Array::with_max_entries(17, BPF_F_MMAPABLE);
+
 /// Indexes of free rows: taken by the kernel, returned by the agent. 4 bytes an entry.
 #[map]
 pub static FREE_ROWS: Queue<u32> = Queue::with_max_entries(16, 0);
 
-/// Pool of connect latency histograms, lent to rows. Mapped, 4,096 entries of 1.5 KB.
+/// Pool of latency histograms, of connects and of responses, lent to rows. Mapped, 4,096 entries of 1.5 KB.
 #[map]
 pub static HISTOGRAMS: Array<Histogram> = Array::with_max_entries(16, BPF_F_MMAPABLE);
 
@@ -48,7 +52,7 @@ pub static HISTOGRAMS: Array<Histogram> = Array::with_max_entries(16, BPF_F_MMAP
 #[map]
 pub static FREE_HISTOGRAMS: Queue<u32> = Queue::with_max_entries(16, 0);
 
-/// Settings of each policy. Written by the agent. Mapped, 24 bytes an entry.
+/// Settings of each policy. Written by the agent. Mapped, 40 bytes an entry.
 #[map]
 pub static POLICIES: Array<Settings> = Array::with_max_entries(1, BPF_F_MMAPABLE);
 
@@ -76,13 +80,13 @@ pub const RECENT_SLOTS: u32 = 4096;
 #[map]
 pub static EVENTS: RingBuf = RingBuf::with_byte_size(1 << 20, 0);
 
-/// Stamps of pending connects, by the socket's cookie. Written by the kernel. 80 bytes an entry.
+/// Stamps of connections, by the socket's cookie. Written by the kernel. 112 bytes an entry.
 #[map]
-pub static PENDING: Array<Slot> = Array::with_max_entries(PENDING_SLOTS, 0);
+pub static CONNECTIONS: Array<Slot> = Array::with_max_entries(CONNECTION_SLOTS, 0);
 
-/// Entries of [`PENDING`]; a power of two.
-pub const PENDING_SLOTS: u32 = 16_384;
+/// Entries of [`CONNECTIONS`]; a power of two.
+pub const CONNECTION_SLOTS: u32 = 32_768;
 
-/// Stamps of pending connects whose slot another socket has. 64 bytes a socket.
+/// Stamps of connections whose slot another socket has. 96 bytes a socket.
 #[btf_map]
 pub static STAMPS: SkStorage<Stamp> = SkStorage::new();

@@ -10,7 +10,10 @@ use agent_common::{
         OUTCOME_RESET, OUTCOME_UNREACHABLE,
     },
     histogram,
-    stamp::{PHASE_IDLE, STAMP_OBSERVED, STAMP_PROBE, STAMP_TIMEOUT_SET, STAMP_UNJUDGED},
+    stamp::{
+        PHASE_IDLE, PHASE_OPEN, PROTOCOL_UNKNOWN, STAMP_OBSERVED, STAMP_PROBE,
+        STAMP_PROBE_BY_EXCHANGE, STAMP_TIMEOUT_SET, STAMP_UNJUDGED,
+    },
     window,
 };
 
@@ -37,14 +40,14 @@ const RACE_MS: u64 = 50;
 /// The row of a connect that has begun. It cannot have a new owner: the agent frees no row with
 /// connects in flight.
 #[inline(always)]
-unsafe fn row_of(stamp: *mut Stamp) -> Option<*mut Row> {
+pub unsafe fn row_of(stamp: *mut Stamp) -> Option<*mut Row> {
     // SAFETY: socket storage.
     rows::row(unsafe { (*stamp).row })
 }
 
 /// The row of a connect that has not begun, or `other` where the row has a new owner.
 #[inline(always)]
-unsafe fn unpinned_row_of(stamp: *mut Stamp) -> Option<*mut Row> {
+pub unsafe fn unpinned_row_of(stamp: *mut Stamp) -> Option<*mut Row> {
     // SAFETY: map memory and socket storage.
     unsafe {
         let row = rows::row((*stamp).row)?;
@@ -87,24 +90,21 @@ pub unsafe fn established(stamp: *mut Stamp, now: u64) {
             return timed_out(stamp, now);
         }
         let Some(row) = row_of(stamp) else { return };
-        (*stamp).phase = PHASE_IDLE;
+        (*stamp).request = 0;
+        (*stamp).out_end = 0;
+        (*stamp).protocol = PROTOCOL_UNKNOWN;
+        (*stamp).answered_ns = now;
+        (*stamp).in_end = 0;
+        (*stamp).answers = 0;
+        (*stamp).phase = PHASE_OPEN;
         atomics::add(&raw mut (*row).established, 1);
         atomics::add(&raw mut (*row).connect_latency_sum_us, us);
-        longest(row, us);
-        let slot = (*row).histogram;
-        if slot != 0
-            && let Some(histogram) = maps::HISTOGRAMS.get_ptr_mut(slot - 1)
-        {
-            let bucket = histogram::bucket(us) & 0x1ff;
-            if bucket < histogram::BUCKETS {
-                let count = (&raw mut (*histogram).counts).cast::<u32>().add(bucket);
-                atomics::add32(count, 1);
-            }
-        }
+        longest(&raw mut (*row).connect_latency_max_us, us);
+        bucket((*row).histogram, us);
         remember((*stamp).pid, now);
-        call(stamp, row, now, false);
-        if (*stamp).flags & STAMP_PROBE != 0 {
-            probe_ended(stamp, row, now, us, OUTCOME_ESTABLISHED, 0);
+        call(stamp, row, now, Window::Connects, false, false);
+        if (*stamp).flags & (STAMP_PROBE | STAMP_PROBE_BY_EXCHANGE) == STAMP_PROBE {
+            probe_ended(stamp, row, now, us, OUTCOME_ESTABLISHED, 0, EVENT_PROBE);
         }
         ended(row);
     }
@@ -174,7 +174,7 @@ pub unsafe fn abandoned(stamp: *mut Stamp, now: u64) {
         atomics::add(&raw mut (*row).abandoned, 1);
         if (*stamp).flags & STAMP_PROBE != 0 {
             let us = now.saturating_sub((*stamp).begun_ns) / 1000;
-            probe_ended(stamp, row, now, us, OUTCOME_ABANDONED, 0);
+            probe_ended(stamp, row, now, us, OUTCOME_ABANDONED, 0, EVENT_PROBE);
         }
         ended(row);
     }
@@ -194,7 +194,7 @@ pub unsafe fn local(stamp: *mut Stamp, now: u64) {
         (*stamp).phase = PHASE_IDLE;
         atomics::add(&raw mut (*row).local, 1);
         if (*stamp).flags & STAMP_PROBE != 0 {
-            probe_ended(stamp, row, now, 0, OUTCOME_LOCAL, 0);
+            probe_ended(stamp, row, now, 0, OUTCOME_LOCAL, 0, EVENT_PROBE);
         }
     }
 }
@@ -221,10 +221,10 @@ unsafe fn failed(stamp: *mut Stamp, now: u64, outcome: u32, error: u32, mut flag
         if flags & EVENT_WOULD != 0 {
             atomics::add(&raw mut (*row).would_timeout, 1);
         }
-        let seq = call(stamp, row, now, true);
+        let seq = call(stamp, row, now, Window::Connects, true, false);
         if (*stamp).flags & STAMP_PROBE != 0 {
             flags |= EVENT_PROBE;
-            probe_ended(stamp, row, now, us, outcome, error);
+            probe_ended(stamp, row, now, us, outcome, error, EVENT_PROBE);
         }
         events::send(&Event {
             kind: EventKind::FAILURE,
@@ -253,10 +253,29 @@ unsafe fn ended(row: *mut Row) {
     unsafe { atomics::add(&raw mut (*row).in_flight, u64::MAX) };
 }
 
-/// Enters a call into the window and returns its number; 0 when it is not judged, or when the
-/// verdict has changed since.
+/// Which of a row's windows a call is entered into.
+#[derive(Clone, Copy, PartialEq)]
+pub enum Window {
+    /// Outcomes of connects.
+    Connects,
+    /// Outcomes of exchanges.
+    Exchanges,
+}
+
+/// Enters a call into a window and returns its number; 0 when it is not judged, or when the verdict
+/// has changed since.
+///
+/// # Safety
+/// As [`begun`]; `row` must be the stamp's.
 #[inline(always)]
-unsafe fn call(stamp: *mut Stamp, row: *mut Row, now: u64, is_failure: bool) -> u64 {
+pub unsafe fn call(
+    stamp: *mut Stamp,
+    row: *mut Row,
+    now: u64,
+    window: Window,
+    is_failure: bool,
+    is_slow: bool,
+) -> u64 {
     // SAFETY: by contract, map memory.
     unsafe {
         if (*stamp).flags & STAMP_UNJUDGED != 0 {
@@ -267,14 +286,26 @@ unsafe fn call(stamp: *mut Stamp, row: *mut Row, now: u64, is_failure: bool) -> 
             atomics::add(&raw mut (*row).late, 1);
             return 0;
         }
-        let seq = atomics::add(&raw mut (*row).connect_calls, 1) + 1;
+        let (calls, failures, windows) = match window {
+            Window::Connects => (
+                &raw mut (*row).connect_calls,
+                &raw mut (*row).connect_failures,
+                &maps::CONNECT_WINDOWS,
+            ),
+            Window::Exchanges => (
+                &raw mut (*row).exchange_calls,
+                &raw mut (*row).exchange_failures,
+                &maps::EXCHANGE_WINDOWS,
+            ),
+        };
+        let seq = atomics::add(calls, 1) + 1;
         if is_failure {
-            atomics::add(&raw mut (*row).connect_failures, 1);
+            atomics::add(failures, 1);
         }
-        if let Some(calls) = maps::CONNECT_WINDOWS.get_ptr_mut((*stamp).row) {
+        if let Some(calls) = windows.get_ptr_mut((*stamp).row) {
             let slot = window::slot(seq) & (window::SLOTS - 1);
             let entry = (&raw mut (*calls).entries).cast::<u32>().add(slot);
-            entry.write_volatile(window::encode(seq, now, is_failure, false));
+            entry.write_volatile(window::encode(seq, now, is_failure, is_slow));
         }
         seq
     }
@@ -283,13 +314,14 @@ unsafe fn call(stamp: *mut Stamp, row: *mut Row, now: u64, is_failure: bool) -> 
 /// Says how a probe went. Its slot comes back only if the probe said nothing: after a success or a
 /// failure the agent decides who may go next, so that never more than the allowed probes leave.
 #[inline(always)]
-unsafe fn probe_ended(
+pub unsafe fn probe_ended(
     stamp: *mut Stamp,
     row: *mut Row,
     now: u64,
     us: u64,
     outcome: u32,
     error: u32,
+    flags: u32,
 ) {
     // SAFETY: by contract, map memory.
     unsafe {
@@ -307,22 +339,43 @@ unsafe fn probe_ended(
             errno: error,
             pid: (*stamp).pid,
             tid: (*stamp).tid,
-            flags: EVENT_PROBE,
+            flags,
             comm: (*stamp).comm,
             ..events::EMPTY
         });
     }
 }
 
+/// Raises a maximum.
+///
+/// # Safety
+/// `max` must be map memory.
 #[inline(always)]
-unsafe fn longest(row: *mut Row, us: u64) {
-    // SAFETY: map memory. Two tries: a lost race means that another CPU stored a value of its own,
+pub unsafe fn longest(max: *mut u64, us: u64) {
+    // SAFETY: by contract. Two tries: a lost race means that another CPU stored a value of its own,
     // and a maximum that is missed once is met again.
     unsafe {
         for _ in 0..2 {
-            let max = atomics::load(&raw const (*row).connect_latency_max_us);
-            if us <= max || atomics::replace(&raw mut (*row).connect_latency_max_us, max, us) {
+            let before = atomics::load(max);
+            if us <= before || atomics::replace(max, before, us) {
                 return;
+            }
+        }
+    }
+}
+
+/// Counts a latency in a histogram (slot plus one; 0: none).
+#[inline(always)]
+pub unsafe fn bucket(slot_plus_one: u32, us: u64) {
+    if slot_plus_one != 0
+        && let Some(histogram) = maps::HISTOGRAMS.get_ptr_mut(slot_plus_one - 1)
+    {
+        let bucket = histogram::bucket(us) & 0x1ff;
+        if bucket < histogram::BUCKETS {
+            // SAFETY: map memory, within the buckets.
+            unsafe {
+                let count = (&raw mut (*histogram).counts).cast::<u32>().add(bucket);
+                atomics::add32(count, 1);
             }
         }
     }

@@ -3,7 +3,7 @@
 //! A connect without a route, without a free port, or refused by a program after ours fires no
 //! state change and no error: only the end of the socket shows that nothing came of it.
 
-use agent_common::stamp::{PHASE_IDLE, PHASE_STAMPED};
+use agent_common::stamp::{PHASE_IDLE, PHASE_OPEN, PHASE_STAMPED};
 use aya_ebpf::{
     EbpfContext as _,
     helpers::generated::{bpf_get_socket_cookie, bpf_ktime_get_ns},
@@ -11,7 +11,10 @@ use aya_ebpf::{
     programs::SockContext,
 };
 
-use crate::{kernel, outcome, stamps};
+use crate::{
+    exchange::{self, Change},
+    kernel, outcome, stamps,
+};
 
 const TCP_CLOSE: u32 = 7;
 
@@ -26,6 +29,20 @@ pub fn release(ctx: SockContext) -> i32 {
         };
         match (*found.stamp).phase {
             PHASE_IDLE => {}
+            // Open: it ends when the kernel closes it, in a moment, if it is not closed already.
+            PHASE_OPEN => {
+                if (*ctx.sock).state != TCP_CLOSE {
+                    return 1;
+                }
+                let error = kernel::error_of_context(ctx.sock);
+                let change = Change {
+                    state: TCP_CLOSE,
+                    error,
+                    shut: 0,
+                    exiting: false,
+                };
+                exchange::closing(found.stamp, bpf_ktime_get_ns(), &change);
+            }
             PHASE_STAMPED => outcome::local(found.stamp, bpf_ktime_get_ns()),
             // Closed without our being told: another sock_ops program has taken the flag for it.
             _ if (*ctx.sock).state == TCP_CLOSE => {

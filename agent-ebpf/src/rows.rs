@@ -128,17 +128,9 @@ fn manual_for(key: &DestinationKey) -> Option<*const [u64; 2]> {
 /// The settings that hold for a destination: protected, or the most specific policy's.
 #[inline(never)]
 pub fn settings_for(key: &DestinationKey) -> Settings {
-    const NONE: Settings = Settings {
-        connect_timeout_ms: 0,
-        syn_timeout_ticks: 0,
-        gave_up_ms: 0,
-        probe_limit: 0,
-        policy: 0,
-        flags: 0,
-    };
     let mut settings = match maps::POLICIES.get(policy_of(key, CLASS_POLICY).unwrap_or(0)) {
         Some(settings) => *settings,
-        None => NONE,
+        None => bytemuck::Zeroable::zeroed(),
     };
     if policy_of(key, CLASS_PROTECTED).is_some() {
         settings.flags |= ROW_PROTECTED;

@@ -5,7 +5,9 @@ use agent_common::{
     stamp::{PHASE_IDLE, Slot},
 };
 use aya_ebpf::{
-    bindings::BPF_SK_STORAGE_GET_F_CREATE, cty::c_void, helpers::generated::bpf_sk_storage_get,
+    bindings::{__sk_buff, BPF_SK_STORAGE_GET_F_CREATE},
+    cty::c_void,
+    helpers::generated::{bpf_sk_fullsock, bpf_sk_storage_get},
 };
 
 use crate::{atomics, maps};
@@ -36,7 +38,7 @@ impl Found {
 /// The slot that a cookie names.
 #[inline(always)]
 fn slot(cookie: u64) -> Option<*mut Slot> {
-    maps::PENDING.get_ptr_mut((cookie as u32) & (maps::PENDING_SLOTS - 1))
+    maps::CONNECTIONS.get_ptr_mut((cookie as u32) & (maps::CONNECTION_SLOTS - 1))
 }
 
 /// # Safety
@@ -81,6 +83,36 @@ pub unsafe fn find(cookie: u64, sk: *mut c_void) -> Option<Found> {
             return None;
         }
         stored(sk, 0)
+    }
+}
+
+/// [`find`] for a packet of the socket.
+///
+/// # Safety
+/// `skb` must be the program's context, `cookie` the cookie of its socket (0: it has none).
+#[inline(always)]
+pub unsafe fn find_by_packet(cookie: u64, skb: *mut __sk_buff) -> Option<*mut Stamp> {
+    if cookie == 0 {
+        return None;
+    }
+    let slot = slot(cookie)?;
+    // SAFETY: map memory; the helper takes what the context has.
+    unsafe {
+        if atomics::load(&raw const (*slot).owner) == cookie {
+            return Some(&raw mut (*slot).stamp);
+        }
+        if atomics::load(&raw const (*slot).spilled) == 0 {
+            return None;
+        }
+        let sk = (*skb).__bindgen_anon_2.sk;
+        if sk.is_null() {
+            return None;
+        }
+        let sk = bpf_sk_fullsock(sk);
+        if sk.is_null() {
+            return None;
+        }
+        Some(stored(sk.cast(), 0)?.stamp)
     }
 }
 

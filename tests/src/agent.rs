@@ -357,7 +357,8 @@ impl Agent {
     }
 }
 
-/// Panics unless attempts = established + connect failures + abandoned + pending.
+/// Panics unless attempts = established + connect failures + abandoned + pending. Only for rows
+/// whose exchanges were all answered: those that were not are in the same counters.
 #[track_caller]
 pub fn assert_balanced(row: &Value) {
     let number = |value: &Value| value.as_u64().expect("a count");

@@ -52,8 +52,8 @@ fn exit_code(finished: &Finished) -> bool {
     finished.status.success()
 }
 
-/// The directory of the clients' sources.
-fn source(name: &str) -> PathBuf {
+/// Where the source of a client is.
+pub fn source(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR"))
         .join("clients")
         .join(name)

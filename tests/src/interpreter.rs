@@ -17,7 +17,7 @@ use crate::{
 };
 
 const LOOP: &str = r#"
-import json, socket, sys
+import json, socket, sys, time
 for line in sys.stdin:
     try:
         answer = {"value": eval(line)}
@@ -53,6 +53,11 @@ impl Interpreter {
             input,
             output,
         }
+    }
+
+    /// Kills it and waits for its end.
+    pub fn kill(self) {
+        drop(self);
     }
 
     /// Moves the process, with the sockets that it has, into a control group.

@@ -15,8 +15,11 @@ pub mod foreign;
 pub mod http;
 pub mod interpreter;
 pub mod net;
+pub mod nginx;
+pub mod outcome;
 pub mod process;
 pub mod server;
+pub mod talk;
 pub mod wait;
 
 use std::{

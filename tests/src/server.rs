@@ -3,7 +3,7 @@
 use std::{
     io::{Read as _, Write as _},
     net::{SocketAddr, TcpListener, TcpStream},
-    os::fd::OwnedFd,
+    os::fd::{AsRawFd as _, OwnedFd},
     sync::{
         Arc,
         atomic::{AtomicU64, Ordering},
@@ -32,6 +32,16 @@ pub struct Server {
 impl Server {
     /// Listens on `address` (port 0: any) inside the namespace.
     pub fn start(namespace: &Namespace, address: SocketAddr) -> Self {
+        Self::with(namespace, address, answer)
+    }
+
+    /// As [`Server::start`], but does with each connection what the test says, on a thread of its
+    /// own.
+    pub fn with(
+        namespace: &Namespace,
+        address: SocketAddr,
+        handler: impl Fn(TcpStream) + Send + Sync + 'static,
+    ) -> Self {
         let accepts = Arc::new(AtomicU64::new(0));
         let counter = Arc::clone(&accepts);
         let stop = eventfd(0, EventfdFlags::CLOEXEC).expect("make an eventfd");
@@ -43,7 +53,7 @@ impl Server {
         let (ready, is_ready) = mpsc::channel();
         let thread = std::thread::spawn(move || {
             let _ = ready.send(());
-            serve(&listener, &stopped, &counter);
+            serve(&listener, &stopped, &counter, &Arc::new(handler));
         });
         is_ready.recv().expect("the server's thread");
         Self {
@@ -91,7 +101,12 @@ impl Drop for Server {
     }
 }
 
-fn serve(listener: &TcpListener, stop: &OwnedFd, accepts: &AtomicU64) {
+fn serve(
+    listener: &TcpListener,
+    stop: &OwnedFd,
+    accepts: &AtomicU64,
+    handler: &Arc<impl Fn(TcpStream) + Send + Sync + 'static>,
+) {
     loop {
         let mut fds = [
             PollFd::new(listener, PollFlags::IN),
@@ -108,22 +123,52 @@ fn serve(listener: &TcpListener, stop: &OwnedFd, accepts: &AtomicU64) {
         }
         if let Ok((stream, _)) = listener.accept() {
             accepts.fetch_add(1, Ordering::SeqCst);
-            std::thread::spawn(move || answer(stream));
+            // A peer that says nothing must not keep a thread beyond its test for long.
+            let _ = stream.set_read_timeout(Some(Duration::from_secs(30)));
+            let _ = stream.set_nodelay(true);
+            let handler = Arc::clone(handler);
+            std::thread::spawn(move || handler(stream));
         }
     }
 }
 
 /// Reads one request's head and answers it.
 fn answer(mut stream: TcpStream) {
-    // A peer that says nothing must not keep a thread beyond its test for long.
-    let _ = stream.set_read_timeout(Some(Duration::from_secs(30)));
+    if read_head(&mut stream).is_some() {
+        let _ = stream.write_all(ANSWER);
+    }
+}
+
+/// Reads up to the empty line that ends the head of an HTTP request, and not further; `None` when
+/// the peer ends before.
+pub fn read_head(stream: &mut TcpStream) -> Option<String> {
     let mut head = Vec::new();
-    let mut buffer = [0; 2048];
-    while !head.windows(4).any(|end| end == b"\r\n\r\n") {
-        match stream.read(&mut buffer) {
-            Ok(count @ 1..) => head.extend_from_slice(&buffer[..count]),
-            _ => return,
+    let mut byte = [0];
+    while !head.ends_with(b"\r\n\r\n") {
+        match stream.read(&mut byte) {
+            Ok(1..) => head.push(byte[0]),
+            _ => return None,
         }
     }
-    let _ = stream.write_all(ANSWER);
+    Some(String::from_utf8_lossy(&head).into_owned())
+}
+
+/// Closes a connection by a reset.
+pub fn reset(stream: TcpStream) {
+    let option = libc::linger {
+        l_onoff: 1,
+        l_linger: 0,
+    };
+    // SAFETY: plain system call with a structure of the said length.
+    let result = unsafe {
+        libc::setsockopt(
+            stream.as_raw_fd(),
+            libc::SOL_SOCKET,
+            libc::SO_LINGER,
+            (&raw const option).cast(),
+            size_of::<libc::linger>() as libc::socklen_t,
+        )
+    };
+    assert_eq!(result, 0, "SO_LINGER: {}", std::io::Error::last_os_error());
+    drop(stream);
 }

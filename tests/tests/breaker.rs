@@ -30,7 +30,7 @@ const BACK_IN_USE: Duration = Duration::from_secs(1);
 const WITHOUT_REDIAL: &str = r#"
 [defaults.breaker]
 redial = false
-cooldown = "3s"
+cooldown = "6s"
 "#;
 
 /// `dial` as a client of its own: the io_uring connect.
@@ -259,8 +259,8 @@ fn a_failed_probe_opens_again_for_longer() {
     let again = events.wait_breaker(DESTINATION, "open");
     assert_eq!(again["reason"]["kind"], "probe_failed", "{again:#}");
     let row = agent.wait_state(DESTINATION, "open");
-    // The first cooldown was 3 s; the doubled one has jitter.
-    assert!(row["next_probe_in_ms"].as_u64() > Some(3_000), "{row:#}");
+    // The first cooldown was 6 s; the doubled one has jitter.
+    assert!(row["next_probe_in_ms"].as_u64() > Some(6_000), "{row:#}");
 }
 
 /// Each errno that a policy may ask for is what the program sees.

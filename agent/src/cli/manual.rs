@@ -8,7 +8,7 @@ use super::{
     units::{clean, count, exact},
 };
 use crate::control::{
-    api::{ManualResult, PauseResult},
+    api::{ManualResult, PauseResult, check_workload, parse_destination},
     client::{Client, encode},
 };
 
@@ -62,6 +62,11 @@ async fn post(
     action: &str,
     more: &[(&str, Option<&str>)],
 ) -> Result<ManualResult, Failure> {
+    // What cannot be meant is said without an agent, too.
+    parse_destination(&target.destination).map_err(Failure::Usage)?;
+    if let Some(workload) = &target.workload {
+        check_workload(workload).map_err(|e| Failure::Usage(format!("--workload: {e}")))?;
+    }
     let mut query = more.to_vec();
     query.push(("workload", target.workload.as_deref()));
     let path = format!("/v1/destinations/{}/{action}", encode(&target.destination));

@@ -62,6 +62,8 @@ enum Failure {
     Output(#[from] io::Error),
     #[error("{0}")]
     Said(String),
+    #[error("{0}")]
+    Usage(String),
 }
 
 impl Failure {
@@ -71,6 +73,7 @@ impl Failure {
             // The reader has seen enough (`| head`): nothing failed.
             Self::Output(error) if error.kind() == io::ErrorKind::BrokenPipe => EXIT_DONE,
             Self::Answer(_) | Self::Output(_) | Self::Said(_) => EXIT_FAILED,
+            Self::Usage(_) => EXIT_USAGE,
         }
     }
 }

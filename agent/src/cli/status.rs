@@ -9,7 +9,7 @@ use super::{
     units::clean,
 };
 use crate::control::{
-    api::{EventRecord, StatusEnvelope, Timestamp},
+    api::{EventRecord, StatusEnvelope, Timestamp, parse_destination},
     client::{Client, encode},
 };
 
@@ -20,6 +20,9 @@ pub async fn status(
     json: bool,
     out: &mut Output<'_>,
 ) -> Result<(), Failure> {
+    if let Some(destination) = destination {
+        parse_destination(destination).map_err(Failure::Usage)?;
+    }
     let target = match destination {
         Some(destination) => format!("/v1/destinations/{}", encode(destination)),
         None => "/v1/destinations".to_owned(),

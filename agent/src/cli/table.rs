@@ -5,7 +5,9 @@
 use std::fmt::Write as _;
 
 use super::units::{age, clean, count, exact, micros, running, short_count, shorten_left};
-use crate::control::api::{Mode, Reason, ReasonKind, Row, State, StatusEnvelope, Timestamp};
+use crate::control::api::{
+    Latency, Mode, Reason, ReasonKind, Row, State, StatusEnvelope, Timestamp, Window, Windows,
+};
 
 /// How to write.
 #[derive(Clone, Copy)]
@@ -70,7 +72,8 @@ pub fn table(envelope: &StatusEnvelope, style: Style) -> String {
     if let Some(worst) = envelope.destinations.first() {
         let _ = write!(
             text,
-            "\nWINDOW: failed of the last connects. P99: of connects, last 5 minutes. More:\n\
+            "\nWINDOW: failed or slow of the last calls: connects (c) or exchanges (e), whichever are \
+             worse.\nP99: of responses, in brackets of connects, last 5 minutes. More:\n\
              backstop status {}, backstop events\n",
             clean(&worst.destination)
         );
@@ -171,7 +174,6 @@ fn titles(mode: Mode) -> [Cell; 8] {
 
 fn cells(row: &Row, mode: Mode) -> [Cell; 8] {
     let (state, colour) = state(row);
-    let window = &row.windows.connects;
     let rejected = match mode {
         Mode::Enforce => row.rejected.total(),
         Mode::Observe => row.would_reject.total(),
@@ -183,12 +185,42 @@ fn cells(row: &Row, mode: Mode) -> [Cell; 8] {
             colour,
             ..left(format!("{state} {}", age(row.state_age_ms)))
         },
-        right(format!("{}/{}", window.failures, window.calls)),
+        right(window(row)),
         right(short_count(row.attempts)),
         right(short_count(row.failures.total())),
         right(short_count(rejected)),
-        right(micros(row.connect_latency_us.p99)),
+        right(p99(row)),
     ]
+}
+
+/// The window that says most: the one that opened the breaker, else the one with the larger share of
+/// failed and slow calls.
+fn window(row: &Row) -> String {
+    let Windows {
+        connects,
+        exchanges,
+    } = &row.windows;
+    let bad = exchanges.failures.saturating_add(exchanges.slow_calls);
+    let is_exchanges = match row.reason.window {
+        Window::Connects => false,
+        Window::Exchanges => true,
+        Window::None => {
+            let share = exchanges.failure_rate + exchanges.slow_call_rate;
+            exchanges.calls > 0 && share >= connects.failure_rate
+        }
+    };
+    if is_exchanges {
+        format!("{bad}/{}e", exchanges.calls)
+    } else {
+        format!("{}/{}c", connects.failures, connects.calls)
+    }
+}
+
+fn p99(row: &Row) -> String {
+    match (row.response_latency_us.p99, row.connect_latency_us.p99) {
+        (None, Some(connect)) => format!("({})", micros(Some(connect))),
+        (response, _) => micros(response),
+    }
 }
 
 fn state(row: &Row) -> (&'static str, &'static str) {
@@ -220,17 +252,22 @@ fn joined(line: &[Cell; 8], widths: &[usize; 8], style: Style) -> String {
     text
 }
 
-/// `consecutive_failures 5 >= 5`, `failure_rate 0.60 >= 0.50`, `manual`; empty for none.
+/// `connects: consecutive_failures 5 >= 5`, `exchanges: failure_rate 0.60 >= 0.50`, `manual`; empty
+/// for none.
 pub fn reason(reason: &Reason) -> String {
     let kind = reason.kind;
     let (value, threshold) = (reason.value, reason.threshold);
-    match kind {
+    let why = match kind {
         ReasonKind::None => String::new(),
         ReasonKind::Manual | ReasonKind::ProbeFailed => kind.to_string(),
         ReasonKind::ConsecutiveFailures => format!("{kind} {value:.0} >= {threshold:.0}"),
         ReasonKind::FailureRate | ReasonKind::SlowCallRate => {
             format!("{kind} {value:.2} >= {threshold:.2}")
         }
+    };
+    match reason.window {
+        Window::None => why,
+        window => format!("{window}: {why}"),
     }
 }
 
@@ -272,18 +309,32 @@ fn detail(text: &mut String, row: &Row, style: Style) {
             window.consecutive
         ),
     );
+    let has_exchanges = row.responses > 0 || row.windows.exchanges.calls > 0;
+    if has_exchanges {
+        line("", exchanges(row));
+    }
     line(
         "attempts",
         format!(
-            "{}: {} established, {} failed, {} abandoned, {} under way",
+            "{}: {} established",
             count(row.attempts),
-            count(row.established),
-            count(row.failures.total()),
-            count(row.abandoned),
-            count(row.in_flight),
+            count(row.established)
         ),
     );
-    line("failures", listed(&row.failures.each()));
+    if has_exchanges || row.stale > 0 {
+        let (responses, stale) = (count(row.responses), count(row.stale));
+        line("responses", format!("{responses}, {stale} stale"));
+    }
+    for (name, calls) in [("in flight", row.in_flight), ("abandoned", row.abandoned)] {
+        if calls > 0 {
+            line(name, count(calls));
+        }
+    }
+    let failures = listed(&row.failures.each());
+    if !failures.is_empty() {
+        let total = count(row.failures.total());
+        line("failures", format!("{total}: {failures}"));
+    }
     line("rejected", listed(&row.rejected.each()));
     line("would reject", listed(&row.would_reject.each()));
     if row.would_timeout > 0 {
@@ -292,28 +343,49 @@ fn detail(text: &mut String, row: &Row, style: Style) {
     if row.local > 0 {
         line("local", format!("{} never sent a SYN", count(row.local)));
     }
-    let latency = &row.connect_latency_us;
-    if latency.count > 0 {
-        line(
-            "latency",
-            format!(
-                "connect p50 {}, p90 {}, p99 {}, p99.9 {}, max {} ({} in 5 minutes)",
-                micros(latency.p50),
-                micros(latency.p90),
-                micros(latency.p99),
-                micros(latency.p999),
-                micros(Some(latency.max)),
-                count(latency.count),
-            ),
-        );
+    let latencies = [
+        ("connect", &row.connect_latency_us),
+        ("response", &row.response_latency_us),
+    ];
+    let mut name = "latency";
+    for (what, latency) in latencies.into_iter().filter(|(_, of)| of.count > 0) {
+        line(name, percentiles(what, latency));
+        name = "";
     }
+}
+
+fn exchanges(row: &Row) -> String {
+    let window = &row.windows.exchanges;
+    let slow = match window.slow_calls {
+        0 => String::new(),
+        slow => format!(", {slow} slow ({:.0} %)", window.slow_call_rate * 100.0),
+    };
+    format!(
+        "{} of the last {} exchanges failed ({:.0} %), {} in a row{slow}",
+        window.failures,
+        window.calls,
+        window.failure_rate * 100.0,
+        window.consecutive,
+    )
+}
+
+fn percentiles(what: &str, latency: &Latency) -> String {
+    format!(
+        "{what} p50 {}, p90 {}, p99 {}, p99.9 {}, max {} ({} in 5 minutes)",
+        micros(latency.p50),
+        micros(latency.p90),
+        micros(latency.p99),
+        micros(latency.p999),
+        micros(Some(latency.max)),
+        count(latency.count),
+    )
 }
 
 fn reason_line(why: &Reason) -> String {
     match why.kind {
         ReasonKind::None => String::new(),
         ReasonKind::Manual => "manual: an operator said so".to_owned(),
-        _ => format!("{}: {}", why.window, reason(why)),
+        _ => reason(why),
     }
 }
 

@@ -1,272 +1,18 @@
-//! Exact texts, the command line, and whole commands against a server with a fake backend.
+//! The command line, and whole commands against a server with a fake backend.
+
+mod texts;
 
 use clap::CommandFactory;
 
-use super::{
-    table::{Style, details, table},
-    *,
-};
+use super::*;
 use crate::control::{
-    api::{
-        Event, EventRecord, Mode, Paused, Reason, ReasonKind, State, StatusEnvelope, TimeoutKind,
-        Timestamp, Window,
-        tests::{envelope, row},
-    },
+    api::{Mode, StatusEnvelope},
     server::{
         Limits,
         fake::{Fake, failure, started},
         tests::serve_fake,
     },
 };
-
-/// 2026-11-28 12:03:04.123 UTC.
-const NOW: Timestamp = Timestamp::from_unix_ms(1_795_867_384_123);
-
-const PLAIN: Style = Style {
-    colour: false,
-    width: 100,
-    now: NOW,
-};
-
-fn consecutive() -> Reason {
-    Reason {
-        window: Window::Connects,
-        kind: ReasonKind::ConsecutiveFailures,
-        value: 5.0,
-        threshold: 5.0,
-    }
-}
-
-/// One open, one half-open, one bypassed and one healthy destination.
-fn busy() -> StatusEnvelope {
-    let mut open = row("10.0.0.5:5432");
-    open.state = State::Open;
-    open.state_age_ms = 12_400;
-    open.reason = consecutive();
-    open.next_probe_in_ms = Some(17_600);
-    open.next_redial_in_ms = Some(412);
-    open.windows.connects.calls = 20;
-    open.windows.connects.failures = 12;
-    open.windows.connects.failure_rate = 0.6;
-    open.windows.connects.consecutive = 5;
-    open.attempts = 1_234;
-    open.established = 1_200;
-    open.abandoned = 3;
-    open.in_flight = 1;
-    open.failures.refused = 20;
-    open.failures.connect_timeout = 10;
-    open.rejected.breaker = 12_345;
-    open.connect_latency_us.count = 1_180;
-    open.connect_latency_us.p50 = Some(850);
-    open.connect_latency_us.p90 = Some(1_234);
-    open.connect_latency_us.p99 = Some(35_000);
-    open.connect_latency_us.p999 = Some(999_999);
-    open.connect_latency_us.max = 2_000_000;
-    let mut half_open = row("[2001:db8::1]:443");
-    half_open.workload =
-        "kubepods.slice/kubepods-burstable.slice/cri-0123456789abcdef.scope".into();
-    half_open.state = State::HalfOpen;
-    half_open.state_age_ms = 190_000;
-    let mut bypassed = row("10.0.0.7:80");
-    bypassed.bypassed_for_safety = true;
-    bypassed.workload = "/".into();
-    let mut healthy = row("10.0.0.8:80");
-    healthy.attempts = 45_600_000;
-    healthy.state_age_ms = 9 * 86_400_000;
-    let mut envelope = envelope(vec![healthy, bypassed, half_open, open]);
-    envelope.sort();
-    envelope
-}
-
-#[test]
-fn the_table() {
-    let expected = "\
-backstop 0.1.0  mode enforce  up 3h 12m  lost events 0  rows 4 (1 open, 1 half-open)
-
-DESTINATION        WORKLOAD                   STATE         WINDOW  ATTEMPTS  FAILED  REJECTED   P99
-10.0.0.5:5432      …em.slice/billing.service  open 12s       12/20      1234      30     12.3k  35ms
-[2001:db8::1]:443  …i-0123456789abcdef.scope  half-open 3m     0/0         1       0         0     -
-10.0.0.7:80        /                          bypassed 0s      0/0         1       0         0     -
-10.0.0.8:80        …em.slice/billing.service  closed 9d        0/0     45.6M       0         0     -
-
-WINDOW: failed of the last connects. P99: of connects, last 5 minutes. More:
-backstop status 10.0.0.5:5432, backstop events
-";
-    let text = table(&busy(), PLAIN);
-    assert_eq!(text, expected);
-}
-
-#[test]
-fn the_table_keeps_to_its_width_and_is_coloured_on_request() {
-    let text = table(&busy(), PLAIN);
-    for line in text.lines() {
-        assert!(line.chars().count() <= 100, "{line}");
-    }
-    let coloured = table(
-        &busy(),
-        Style {
-            colour: true,
-            ..PLAIN
-        },
-    );
-    assert!(coloured.contains("\x1b[31mopen 12s"));
-    let mut plain = coloured;
-    for code in ["\x1b[31m", "\x1b[33m", "\x1b[35m", "\x1b[0m"] {
-        plain = plain.replace(code, "");
-    }
-    assert_eq!(plain, text);
-}
-
-#[test]
-fn a_pause_and_observe_mode_are_loud() {
-    let mut envelope = envelope(Vec::new());
-    envelope.mode = Mode::Observe;
-    envelope.paused = Some(Paused {
-        since: NOW,
-        until: Some(Timestamp::from_unix_ms(NOW.unix_ms() + 900_000)),
-        by: "uid 0, pid 7".to_owned(),
-    });
-    let expected = "\
-backstop 0.1.0  mode observe  up 3h 12m  lost events 0  rows 0
-Observe mode: everything is decided and counted, nothing is refused.
-PAUSED since 11-28 12:03:04.123 UTC by uid 0, pid 7, for another 15m.
-No verdict and no timeout is enforced; counting goes on.
-
-No destination seen yet: those that programs in the watched cgroups connect to appear here.
-";
-    assert_eq!(table(&envelope, PLAIN), expected);
-}
-
-#[test]
-fn the_details() {
-    let mut envelope = busy();
-    envelope.destinations.truncate(1);
-    let expected = "\
-backstop 0.1.0  mode enforce  up 3h 12m  lost events 0  rows 1 (1 open, 0 half-open)
-
-10.0.0.5:5432  open for 12s
-  workload     system.slice/billing.service
-  namespace    4026531840
-  policy       default: timeouts connect 2s
-  reason       connects: consecutive_failures 5 >= 5
-  next         probe in 17.6s, the agent dials in 412ms
-  window       12 of the last 20 connects failed (60 %), 5 in a row
-  attempts     1,234: 1,200 established, 30 failed, 3 abandoned, 1 under way
-  failures     refused 20, connect_timeout 10
-  rejected     breaker 12,345
-  latency      connect p50 850us, p90 1.2ms, p99 35ms, p99.9 999ms, max 2.0s (1,180 in 5 minutes)
-";
-    assert_eq!(details(&envelope, PLAIN), expected);
-}
-
-#[test]
-fn names_cannot_steer_the_terminal() {
-    let mut evil = row("10.0.0.5:80");
-    evil.workload = "a\x1b[2Jb\n".into();
-    evil.policy = "p\x07".into();
-    let envelope = envelope(vec![evil]);
-    assert!(table(&envelope, PLAIN).contains("a?[2Jb?"));
-    assert!(!details(&envelope, PLAIN).contains(['\x1b', '\x07']));
-}
-
-fn text(event: Event) -> String {
-    event_text::line(&EventRecord { time: NOW, event })
-}
-
-#[test]
-fn event_lines() {
-    let destination = || "10.0.0.5:5432".to_owned();
-    let workload = || "system.slice/billing.service".to_owned();
-    let breaker = text(Event::Breaker {
-        destination: destination(),
-        workload: workload(),
-        netns: None,
-        from: State::Closed,
-        to: State::Open,
-        reason: consecutive(),
-        generation: 4,
-    });
-    assert_eq!(
-        breaker,
-        "11-28 12:03:04.123  breaker       10.0.0.5:5432          closed -> open  consecutive_failures 5 >= 5  (system.slice/billing.service)"
-    );
-    let timeout = text(Event::Timeout {
-        destination: destination(),
-        workload: workload(),
-        netns: None,
-        which: TimeoutKind::Connect,
-        value_ms: 2_000,
-        elapsed_ms: 2_009,
-        pid: 41,
-        comm: "bil\x1bling".to_owned(),
-        mode: Mode::Enforce,
-    });
-    assert_eq!(
-        timeout,
-        "11-28 12:03:04.123  timeout       10.0.0.5:5432          connect timeout of 2s after 2s 9ms, bil?ling[41]  (system.slice/billing.service)"
-    );
-    let rejected = text(Event::Rejected {
-        destination: destination(),
-        workload: workload(),
-        netns: None,
-        reason: "breaker".to_owned(),
-        count: 1_200,
-        pid: 41,
-        comm: "billing".to_owned(),
-        mode: Mode::Observe,
-        generation: 4,
-    });
-    assert_eq!(
-        rejected,
-        "11-28 12:03:04.123  rejected      10.0.0.5:5432          would have: 1,200 refused by breaker, billing[41]  (system.slice/billing.service)"
-    );
-    let loss = text(Event::Loss {
-        lost: 24,
-        message: "cut off".to_owned(),
-    });
-    assert_eq!(loss, "11-28 12:03:04.123  loss          24 lost: cut off");
-}
-
-#[test]
-fn units_read_well() {
-    let counts = [
-        0,
-        9_999,
-        10_000,
-        99_999,
-        100_000,
-        999_999,
-        45_600_000,
-        u64::MAX,
-    ];
-    assert_eq!(
-        counts.map(units::short_count),
-        [
-            "0",
-            "9999",
-            "10.0k",
-            "99.9k",
-            "100k",
-            "999k",
-            "45.6M",
-            "18446744073G"
-        ]
-    );
-    assert_eq!(
-        [999, 1_000, 1_234_567].map(units::count),
-        ["999", "1,000", "1,234,567"]
-    );
-    assert_eq!(
-        [999, 1_000, 9_999, 10_000, 999_999, 2_049_999].map(|us| units::micros(Some(us))),
-        ["999us", "1.0ms", "9.9ms", "10ms", "999ms", "2.0s"]
-    );
-    assert_eq!(
-        [59_999, 60_000, 3_600_000, 86_400_000].map(units::age),
-        ["59s", "1m", "1h", "1d"]
-    );
-    assert_eq!(units::shorten_left("äbcdef", 4), "…def");
-    assert_eq!(units::shorten_left("äbcd", 4), "äbcd");
-}
 
 #[test]
 fn the_command_line_is_the_one_of_the_contract() {
@@ -453,6 +199,31 @@ async fn commands_against_an_agent() {
     let (_, text) = command(client, "pause --for 15m").await;
     assert_eq!(text, "paused for 15m; `backstop resume` ends it sooner\n");
     assert_eq!(command(client, "resume").await.0, 0);
+}
+
+/// What cannot be meant is bad usage, whether or not an agent is there to say so.
+#[tokio::test]
+async fn bad_usage_needs_no_agent() {
+    let client = Client::new(Path::new("/nonexistent/b.sock"));
+    for line in [
+        "trip nonsense",
+        "trip 10.0.0.5",
+        "hold-closed 10.0.0.0/8:80",
+        "reset 10.0.0.5:0",
+        "status nonsense",
+        "status nonsense --json",
+        "trip a:1 --workload /a",
+        "hold-closed a:1 --workload a/",
+        "reset a:1 --workload a/../b",
+    ] {
+        assert_eq!(command(&client, line).await, (2, String::new()), "{line}");
+    }
+    let error = Cli::try_parse_from(["backstop", "pause", "--for", "abc"]).unwrap_err();
+    let message = error.to_string();
+    assert!(
+        message.contains("'--for <DURATION>': \"abc\": "),
+        "{message}"
+    );
 }
 
 #[tokio::test]

@@ -20,6 +20,8 @@ pub use status::{
 };
 pub use timestamp::Timestamp;
 
+use crate::policy::DestinationArg;
+
 /// Declares an enum whose variants are fixed words in JSON, on the command line and in metrics.
 macro_rules! words {
     ($(#[$meta:meta])* $name:ident { $($(#[$variant_meta:meta])* $variant:ident = $word:literal,)* }) => {
@@ -156,9 +158,46 @@ pub const FOR_MAX: Duration = Duration::from_secs(366 * 24 * 3600);
 pub fn parse_for(text: &str) -> Result<Duration, String> {
     let allowed = "want a duration from 1ms to 366days, such as \"90s\", \"15m\" or \"2h\"";
     let duration =
-        humantime::parse_duration(text).map_err(|e| format!("for: {text:?}: {e}; {allowed}"))?;
+        humantime::parse_duration(text).map_err(|e| format!("{text:?}: {e}; {allowed}"))?;
     if duration < Duration::from_millis(1) || duration > FOR_MAX {
-        return Err(format!("for: {text:?} is out of range; {allowed}"));
+        return Err(format!("{text:?} is out of range; {allowed}"));
     }
     Ok(duration)
+}
+
+/// Longest workload that is looked at, bytes: a path below the cgroup mount may have 4,095.
+const WORKLOAD_BYTES: usize = 4096;
+
+/// Whether `text` can be a workload at all, seen or not.
+///
+/// # Errors
+/// A sentence naming the text and what is allowed.
+pub fn check_workload(text: &str) -> Result<(), String> {
+    let slash = text != "/" && (text.starts_with('/') || text.ends_with('/'));
+    if text.is_empty()
+        || text.len() > WORKLOAD_BYTES
+        || slash
+        || text.split('/').any(|part| part == "..")
+        || text.contains(|c: char| c.is_control())
+    {
+        let shown: String = text.chars().take(100).collect();
+        return Err(format!(
+            "{shown:?} is no workload; want a cgroup path below the v2 mount without leading \
+             slash, such as \"system.slice/billing.service\", or \"/\" for its root"
+        ));
+    }
+    Ok(())
+}
+
+/// Parses a destination that a person has written.
+///
+/// # Errors
+/// A sentence naming the text and what is allowed.
+pub fn parse_destination(text: &str) -> Result<DestinationArg, String> {
+    text.parse().map_err(|error| {
+        format!(
+            "destination {text:?} {error}; write it like 10.0.0.5:5432, [2001:db8::1]:443 or \
+             db.internal:5432"
+        )
+    })
 }

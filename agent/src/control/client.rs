@@ -45,8 +45,8 @@ pub enum ClientError {
         /// What the system said.
         source: io::Error,
     },
-    /// Somebody accepts connections there and says nothing.
-    #[error("the agent on {} did not answer within {ANSWER:?}; see its log", .socket.display())]
+    /// Somebody listens there and says nothing, or accepts nothing.
+    #[error("the agent on {} is there but does not answer (is it stopped or overloaded?)", .socket.display())]
     Silent {
         /// The socket.
         socket: PathBuf,
@@ -92,6 +92,7 @@ impl ClientError {
 #[derive(Clone, Debug)]
 pub struct Client {
     socket: PathBuf,
+    patience: Duration,
 }
 
 impl Client {
@@ -99,7 +100,15 @@ impl Client {
     pub fn new(socket: &Path) -> Self {
         Self {
             socket: socket.to_owned(),
+            patience: ANSWER,
         }
+    }
+
+    /// The same, but waits no longer than `patience` for the head of an answer.
+    #[cfg(test)]
+    pub fn with_patience(mut self, patience: Duration) -> Self {
+        self.patience = patience;
+        self
     }
 
     /// The whole body of `GET target`.
@@ -129,7 +138,7 @@ impl Client {
     }
 
     async fn request(&self, method: Method, target: &str) -> Result<Pieces, ClientError> {
-        tokio::time::timeout(ANSWER, self.exchange(method, target))
+        tokio::time::timeout(self.patience, self.exchange(method, target))
             .await
             .unwrap_or_else(|_| {
                 Err(ClientError::Silent {
@@ -143,13 +152,15 @@ impl Client {
             socket: self.socket.clone(),
             source,
         };
-        let stream =
-            UnixStream::connect(&self.socket)
-                .await
-                .map_err(|source| ClientError::Unreachable {
-                    socket: self.socket.clone(),
-                    source,
-                })?;
+        let socket = self.socket.clone();
+        let stream = match UnixStream::connect(&self.socket).await {
+            Ok(stream) => stream,
+            // Its backlog is full.
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                return Err(ClientError::Silent { socket });
+            }
+            Err(source) => return Err(ClientError::Unreachable { socket, source }),
+        };
         let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(stream))
             .await
             .map_err(broken)?;

@@ -1,12 +1,17 @@
 //! The control server on the unix socket, and the read-only listener for scrapes and probes.
 //!
 //! Nothing that a client does or fails to do may disturb the agent: a connection takes one request,
-//! heads and bodies are bounded, a client that sends or reads too slowly is cut off, connections
-//! and event readers are limited in number, and the daemon never waits for any of them.
+//! heads and bodies are bounded, a client that sends or reads too slowly is cut off, connections,
+//! event readers and large answers are limited in number, and the daemon never waits for any of
+//! them.
 
 mod events;
 #[cfg(test)]
 pub(crate) mod fake;
+#[cfg(test)]
+mod flood_tests;
+mod heads;
+mod large;
 mod routes;
 mod socket;
 mod stall;
@@ -15,7 +20,7 @@ pub(crate) mod tests;
 
 use std::{io, pin::pin, sync::Arc, time::Duration};
 
-use axum::{Extension, Router};
+use axum::{Extension, Router, middleware};
 use hyper_util::{
     rt::{TokioIo, TokioTimer},
     service::TowerToHyperService,
@@ -23,11 +28,13 @@ use hyper_util::{
 use tokio::{
     io::{AsyncRead, AsyncWrite},
     net::{TcpListener, TcpStream, UnixListener, UnixStream},
-    sync::Semaphore,
+    sync::{Mutex, Semaphore},
     task::JoinSet,
 };
 
 use super::{Backend, api::Peer};
+use heads::{Arrival, Waiting};
+use large::{Page, Turns};
 use stall::StallGuard;
 
 pub use socket::{BindError, ControlSocket, bind_control, bind_http};
@@ -35,8 +42,25 @@ pub use socket::{BindError, ControlSocket, bind_control, bind_http};
 /// What a client may take up.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
-    /// Connections at a time, per listener; more are answered with 503 at once.
+    /// Connections at a time, per listener; more are answered with 503 at once. On the TCP
+    /// listener those that are being answered, probes not counted.
     pub connections: usize,
+    /// Connections of the TCP listener that have not sent a request yet; one more cuts the oldest
+    /// of them off.
+    pub http_waiting: usize,
+    /// Time to send the head of a request to the TCP listener.
+    pub http_head: Duration,
+    /// How long a page of metrics is shared by all who ask.
+    pub page: Duration,
+    /// A page of metrics below this size, bytes, is not shared but made anew.
+    pub page_bytes: usize,
+    /// Pages of metrics being sent at a time. The bytes are the same for all, but each has a
+    /// buffer in the kernel.
+    pub pages: usize,
+    /// Answers to `status` in memory at a time: up to some 75 MB each.
+    pub statuses: usize,
+    /// Longest wait for one of those before the answer is 503.
+    pub turn: Duration,
     /// Readers of `events?follow=true` at a time; fewer than `connections`, so that `status`
     /// always gets through.
     pub followers: usize,
@@ -56,6 +80,13 @@ impl Default for Limits {
     fn default() -> Self {
         Self {
             connections: 64,
+            http_waiting: 256,
+            http_head: Duration::from_secs(1),
+            page: Duration::from_secs(1),
+            page_bytes: 256 * 1024,
+            pages: 4,
+            statuses: 2,
+            turn: Duration::from_secs(2),
             followers: 32,
             head: Duration::from_secs(5),
             head_bytes: 16 * 1024,
@@ -71,6 +102,11 @@ struct Shared {
     backend: Arc<dyn Backend>,
     limits: Limits,
     followers: Arc<Semaphore>,
+    pages: Turns,
+    page: Arc<Page>,
+    statuses: Turns,
+    /// Locked while rows are collected and written: they are larger than what is sent.
+    collecting: Mutex<()>,
 }
 
 impl Shared {
@@ -79,6 +115,10 @@ impl Shared {
             backend,
             limits,
             followers: Arc::new(Semaphore::new(limits.followers)),
+            pages: Turns::new(limits.pages, limits.turn, "pages of metrics"),
+            page: Page::new(&limits),
+            statuses: Turns::new(limits.statuses, limits.turn, "answers to status"),
+            collecting: Mutex::default(),
         })
     }
 }
@@ -91,8 +131,27 @@ pub async fn serve_control(listener: UnixListener, backend: Arc<dyn Backend>, li
 
 /// Serves `/metrics`, `/healthz` and `/readyz`; ends only when dropped.
 pub async fn serve_http(listener: TcpListener, backend: Arc<dyn Backend>, limits: Limits) {
-    let router = routes::http(Shared::new(backend, limits));
-    serve(listener, router, limits).await;
+    let router =
+        routes::http(Shared::new(backend, limits)).layer(middleware::from_fn(heads::enter));
+    let limits = Limits {
+        head: limits.http_head,
+        ..limits
+    };
+    let places = Arc::new(Semaphore::new(limits.connections));
+    let mut waiting = Waiting::new(limits.http_waiting);
+    let mut connections = JoinSet::new();
+    loop {
+        let Some((stream, _)) = accept(&listener, &mut connections).await else {
+            continue;
+        };
+        let arrival = Arrival::new(&places);
+        let weak = Arc::downgrade(&arrival);
+        let router = router.clone().layer(Extension(arrival));
+        let task = connections.spawn(connection(stream, router, limits));
+        waiting.push(weak, task);
+        // Connections that bring a request at once are to be seen before many more are accepted.
+        tokio::task::yield_now().await;
+    }
 }
 
 /// A listener of either kind.
@@ -142,18 +201,8 @@ async fn serve<L: Listener>(listener: L, router: Router, limits: Limits) {
     let slots = Arc::new(Semaphore::new(limits.connections));
     let mut connections = JoinSet::new();
     loop {
-        let accepted = tokio::select! {
-            accepted = listener.accept() => accepted,
-            Some(_) = connections.join_next() => continue,
-        };
-        let (stream, peer) = match accepted {
-            Ok(accepted) => accepted,
-            Err(error) => {
-                // Out of descriptors, or a client that is gone already: the next one may be luckier.
-                tracing::warn!(%error, "accept on a control listener failed");
-                tokio::time::sleep(Duration::from_millis(50)).await;
-                continue;
-            }
+        let Some((stream, peer)) = accept(&listener, &mut connections).await else {
+            continue;
         };
         let Ok(slot) = Arc::clone(&slots).try_acquire_owned() else {
             // Whether it arrives or not, the connection ends here.
@@ -168,6 +217,26 @@ async fn serve<L: Listener>(listener: L, router: Router, limits: Limits) {
             connection(stream, router, limits).await;
             drop(slot);
         });
+    }
+}
+
+/// The next connection; `None` when there was something else to do.
+async fn accept<L: Listener>(
+    listener: &L,
+    connections: &mut JoinSet<()>,
+) -> Option<(L::Stream, Option<Peer>)> {
+    let accepted = tokio::select! {
+        accepted = listener.accept() => accepted,
+        Some(_) = connections.join_next() => return None,
+    };
+    match accepted {
+        Ok(accepted) => Some(accepted),
+        Err(error) => {
+            // Out of descriptors, or a client that is gone already: the next one may be luckier.
+            tracing::warn!(%error, "accept on a control listener failed");
+            tokio::time::sleep(Duration::from_millis(50)).await;
+            None
+        }
     }
 }
 

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use agent_common::{CallWindow, DestinationKey, Verdict};
 
-use super::{BreakerSettings, Nanos, Reason, State};
+use super::{BreakerSettings, Nanos, Reason, State, WindowKind};
 
 /// A row of the kernel's table. The incarnation tells owners of one index apart: an event about a
 /// former owner finds no breaker.
@@ -54,8 +54,9 @@ pub enum ProbeOutcome {
 
 /// Something that happened. Any event may be lost, repeated, late or about an unknown row.
 ///
-/// `last_seq` is the row's count of calls ([`agent_common::Row::connect_calls`]) when the shell
-/// handles the event, and `generation` that of the verdict under which the connect began.
+/// `last_seqs` are the row's counts of calls ([`agent_common::Row::connect_calls`], then
+/// [`agent_common::Row::exchange_calls`]; see [`WindowKind::index`]) when the shell handles the
+/// event, and `generation` is that of the verdict under which the connect began.
 pub enum Event<'a> {
     /// A row is seen for the first time, or its policy changed. Also brings back a breaker that
     /// was dropped for being quiet, so it comes before any other event of an unknown row.
@@ -70,13 +71,15 @@ pub enum Event<'a> {
         /// looked at when the breaker is known.
         generation: u32,
     },
-    /// Something failed, or may have: look at the window.
+    /// Something failed or was slow, or may have: look at one of the two windows.
     Calls {
         /// The row.
         row: RowId,
-        /// Sequence number of its last call.
+        /// Which window; [`WindowKind::None`] says nothing.
+        kind: WindowKind,
+        /// Sequence number of that window's last call.
         last_seq: u64,
-        /// Its calls.
+        /// That window's calls.
         window: &'a CallWindow,
     },
     /// A connect claimed a probe slot. After lost events also sent for a row whose slots the shell
@@ -95,8 +98,8 @@ pub enum Event<'a> {
         generation: u32,
         /// How it ended.
         outcome: ProbeOutcome,
-        /// Sequence number of the row's last call.
-        last_seq: u64,
+        /// Sequence numbers of the row's last calls: connects, exchanges.
+        last_seqs: [u64; 2],
     },
     /// The answer to [`Action::Dial`].
     DialEnded {
@@ -111,8 +114,8 @@ pub enum Event<'a> {
         row: RowId,
         /// Until when.
         until: Nanos,
-        /// Sequence number of the row's last call.
-        last_seq: u64,
+        /// Sequence numbers of the row's last calls: connects, exchanges.
+        last_seqs: [u64; 2],
     },
     /// An operator wants every connect to pass.
     HoldClosed {
@@ -120,15 +123,15 @@ pub enum Event<'a> {
         row: RowId,
         /// Until when.
         until: Nanos,
-        /// Sequence number of the row's last call.
-        last_seq: u64,
+        /// Sequence numbers of the row's last calls: connects, exchanges.
+        last_seqs: [u64; 2],
     },
     /// An operator wants the breaker to start anew: window, cooldown growth and manual state.
     Reset {
         /// The row.
         row: RowId,
-        /// Sequence number of the row's last call.
-        last_seq: u64,
+        /// Sequence numbers of the row's last calls: connects, exchanges.
+        last_seqs: [u64; 2],
     },
     /// The row is given up (evicted): nothing may come out for it any more.
     Forget {
@@ -196,9 +199,23 @@ pub struct BreakerView {
     pub manual_until: Option<Nanos>,
     /// Length of the next cooldown, before jitter.
     pub cooldown: Nanos,
-    /// Calls up to this number do not count, see
-    /// [`evaluate_since`](super::window::evaluate_since).
-    pub floor_seq: u64,
-    /// Calls that ended before this do not count either.
-    pub floor_at: Nanos,
+    /// Where the windows of connects and exchanges begin ([`WindowKind::index`]).
+    pub floors: [Floor; 2],
+}
+
+impl BreakerView {
+    /// Where that window begins; for [`WindowKind::None`] at the first call.
+    pub fn floor(&self, kind: WindowKind) -> Floor {
+        kind.index().map_or(Floor::default(), |i| self.floors[i])
+    }
+}
+
+/// Where a window begins, see [`evaluate_since`](super::window::evaluate_since).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Floor {
+    /// Calls up to this number do not count.
+    pub seq: u64,
+    /// Calls that ended before this do not count either: set where the window was emptied without
+    /// a sequence number.
+    pub at: Nanos,
 }

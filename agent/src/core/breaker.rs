@@ -1,7 +1,7 @@
 //! One breaker.
 //!
 //! ```text
-//!            window trips             cooldown ends, or a redial is answered (and believed)
+//!            a window trips           cooldown ends, or a redial is answered (and believed)
 //!   Closed ───────────────► Open ─────────────────────────────────────────► HalfOpen ─┐ next round
 //!     ▲                      ▲                                                │  │ ▲  │ (all slots
 //!     │                      └──────────────── a probe fails ─────────────────┘  │ └──┘ used, lease
@@ -15,17 +15,24 @@
 //!
 //! What each transition does to numbers:
 //!
-//! | to | verdict | window | cooldown | successes |
+//! | to | verdict | both windows | cooldown | successes |
 //! | --- | --- | --- | --- | --- |
-//! | Open by trip | generation + 1, until cooldown end + slack | kept: nothing is added while open, since the kernel adds only outcomes of the current generation | as it is | 0 |
+//! | Open by trip | generation + 1, until cooldown end + slack | kept: no connect is added while open, since the kernel adds only outcomes of the current generation; nothing is judged by what exchanges of living connections add | as it is | 0 |
 //! | HalfOpen | generation + 1, until latest end of the round + slack | probes are added to it, but nothing is judged by it | as it is | 0 |
 //! | HalfOpen, next round | generation + 1, until as above, all slots free | as above | as it is | kept |
 //! | Open by failed probe | generation + 1, until cooldown end + slack | kept | doubled up to its maximum, jittered by 10 % | 0 |
-//! | Closed | generation + 1 | empty: the floor is the last call so far | as it is; then halved for each full cooldown spent closed, down to the base | 0 |
+//! | Closed | generation + 1 | empty: each floor is the last call so far | as it is; then halved for each full cooldown spent closed, down to the base | 0 |
 //! | ForcedOpen, ForcedClosed | generation + 1 | empty when it ends | as it is | 0 |
 //! | Closed by reset | generation + 1, unless it was closed | empty | base | 0 |
 //!
 //! Counters of the row (attempts, failures, ...) are the kernel's and are never touched.
+//!
+//! *Two windows.* Connects and exchanges are judged one by one, each when there is news of it; the
+//! first that trips opens the breaker, and the breaker remembers which it was (`reason.window`) until
+//! it closes, through half-open rounds and failed probes. Opened on connects, a probe is a connect,
+//! and redials may shorten the cooldown. Opened on exchanges, an accepted connect proves nothing:
+//! the agent does not dial, half-open verdicts carry [`VERDICT_PROBE_BY_EXCHANGE`] (a probe then ends
+//! with its first exchange, or with a connect that fails), and a probe's lease is that of an exchange.
 //!
 //! *Misleading redials.* A dial of the agent may be answered where connects of programs still fail
 //! (a firewall rule for their cgroup, a source address that the destination refuses). Then each dial
@@ -53,12 +60,14 @@
 
 use std::sync::Arc;
 
+use agent_common::verdict::VERDICT_PROBE_BY_EXCHANGE;
 use agent_common::{CallWindow, Verdict};
 
 use super::rng::SplitMix64;
 use super::window::{WindowStats, evaluate_since};
 use super::{
-    Action, BreakerSettings, DialTarget, Nanos, ProbeOutcome, Reason, RowId, State, WindowKind,
+    Action, BreakerSettings, BreakerView, DialTarget, Floor, Nanos, ProbeOutcome, Reason, RowId,
+    State, WindowKind,
 };
 
 /// A refusing verdict outlives its cooldown, half-open round or manual state by this much: time for
@@ -103,8 +112,9 @@ pub(super) struct Breaker {
     until: Nanos,
     /// Next cooldown without jitter: between the base and the maximum.
     cooldown: Nanos,
-    /// Closed with a grown cooldown: when it is halved next.
-    decay_at: Nanos,
+    /// Closed: when it was closed, or the cooldown was halved last. It is halved again when it has
+    /// passed once more.
+    healthy_since: Nanos,
     /// HalfOpen: successes in a row.
     successes: u32,
     /// HalfOpen: slots of this round whose probes succeeded.
@@ -124,12 +134,10 @@ pub(super) struct Breaker {
     heard: Nanos,
     /// When it last left Closed by a trip: begin of the outage.
     outage_since: Nanos,
-    /// Highest sequence number heard of.
-    last_seq: u64,
-    /// Calls up to this number do not count.
-    floor_seq: u64,
-    /// Calls before this do not count either: set where closing came without a sequence number.
-    floor_at: Nanos,
+    /// Highest sequence numbers heard of, of connects and exchanges ([`WindowKind::index`]).
+    last_seqs: [u64; 2],
+    /// Where the windows of connects and exchanges begin.
+    floors: [Floor; 2],
 }
 
 impl Breaker {
@@ -148,7 +156,7 @@ impl Breaker {
             reason: Reason::NONE,
             generation,
             until: Nanos::ZERO,
-            decay_at: Nanos::ZERO,
+            healthy_since: Nanos::ZERO,
             successes: 0,
             used: 0,
             by_redial: false,
@@ -158,9 +166,8 @@ impl Breaker {
             lease_since: None,
             heard: now,
             outage_since: Nanos::ZERO,
-            last_seq: 0,
-            floor_seq: 0,
-            floor_at: Nanos::ZERO,
+            last_seqs: [0; 2],
+            floors: [Floor::default(); 2],
         }
     }
 
@@ -170,42 +177,28 @@ impl Breaker {
         self.state
     }
 
-    pub(super) fn since(&self) -> Nanos {
-        self.since
-    }
-
-    pub(super) fn reason(&self) -> Reason {
-        self.reason
-    }
-
-    pub(super) fn generation(&self) -> u32 {
-        self.generation
-    }
-
     pub(super) fn target(&self) -> DialTarget {
         self.target
-    }
-
-    pub(super) fn cooldown(&self) -> Nanos {
-        self.cooldown
-    }
-
-    pub(super) fn floor_seq(&self) -> u64 {
-        self.floor_seq
     }
 
     pub(super) fn outage_since(&self) -> Nanos {
         self.outage_since
     }
 
-    /// End of the cooldown.
-    pub(super) fn next_probe_at(&self) -> Option<Nanos> {
-        (self.state == State::Open).then_some(self.until)
-    }
-
-    /// End of the manual state.
-    pub(super) fn manual_until(&self) -> Option<Nanos> {
-        matches!(self.state, State::ForcedOpen | State::ForcedClosed).then_some(self.until)
+    /// As `status` shows it. When the agent dials next, the engine knows.
+    pub(super) fn view(&self, next_redial_at: Option<Nanos>) -> BreakerView {
+        let forced = matches!(self.state, State::ForcedOpen | State::ForcedClosed);
+        BreakerView {
+            state: self.state,
+            since: self.since,
+            reason: self.reason,
+            next_probe_at: (self.state == State::Open).then_some(self.until),
+            generation: self.generation,
+            next_redial_at,
+            manual_until: forced.then_some(self.until),
+            cooldown: self.cooldown,
+            floors: self.floors,
+        }
     }
 
     /// Whether the agent should dial: open, because of connects, and the policy says so.
@@ -218,7 +211,7 @@ impl Breaker {
     /// When time alone changes something.
     pub(super) fn deadline(&self) -> Nanos {
         match self.state {
-            State::Closed if self.cooldown > self.settings.cooldown => self.decay_at,
+            State::Closed if self.cooldown > self.settings.cooldown => self.halve_at(),
             // A call exactly `window_age` old still counts.
             State::Closed => self.heard + self.settings.window_age + Nanos(1),
             State::Open | State::ForcedOpen | State::ForcedClosed => self.until,
@@ -234,26 +227,17 @@ impl Breaker {
             && now - self.heard > self.settings.window_age
     }
 
-    /// Calls that ended before this do not count.
-    pub(super) fn floor_at(&self) -> Nanos {
-        self.floor_at
-    }
-
-    /// The window as this breaker judges it.
+    /// A window as this breaker judges it; of none, nothing.
     pub(super) fn window_stats(
         &self,
+        kind: WindowKind,
         window: &CallWindow,
         last_seq: u64,
         now: Nanos,
-    ) -> WindowStats {
-        evaluate_since(
-            window,
-            last_seq,
-            self.floor_seq,
-            self.floor_at,
-            now,
-            &self.settings,
-        )
+    ) -> Option<WindowStats> {
+        let Floor { seq, at } = self.floors[kind.index()?];
+        let s = &self.settings;
+        Some(evaluate_since(kind, window, last_seq, seq, at, now, s))
     }
 
     // --- what happens to it
@@ -286,13 +270,24 @@ impl Breaker {
         }
     }
 
-    /// Something may have failed.
-    pub(super) fn calls(&mut self, last_seq: u64, window: &CallWindow, step: &mut Step<'_>) {
-        self.note_seq(last_seq);
+    /// Something may have failed or been slow.
+    pub(super) fn calls(
+        &mut self,
+        kind: WindowKind,
+        last_seq: u64,
+        window: &CallWindow,
+        step: &mut Step<'_>,
+    ) {
+        let Some(index) = kind.index() else {
+            return;
+        };
+        self.last_seqs[index] = self.last_seqs[index].max(last_seq);
         match self.state {
             State::Closed => {
-                let stats = self.window_stats(window, last_seq, step.now);
-                if stats.failures > 0 || stats.consecutive > 0 {
+                let Some(stats) = self.window_stats(kind, window, last_seq, step.now) else {
+                    return;
+                };
+                if stats.failures > 0 || stats.consecutive > 0 || stats.slow_calls > 0 {
                     self.heard = step.now;
                 }
                 if let Some(reason) = stats.trip {
@@ -323,10 +318,10 @@ impl Breaker {
         &mut self,
         generation: u32,
         outcome: ProbeOutcome,
-        last_seq: u64,
+        last_seqs: [u64; 2],
         step: &mut Step<'_>,
     ) {
-        self.note_seq(last_seq);
+        self.note_seqs(last_seqs);
         match (self.state, outcome) {
             (State::HalfOpen, _) if generation != self.generation => {}
             (State::HalfOpen, ProbeOutcome::Success) => {
@@ -334,7 +329,7 @@ impl Breaker {
                 self.successes += 1;
                 self.used += 1;
                 if self.successes >= self.settings.successes_needed() {
-                    self.close(Some(last_seq), step);
+                    self.close(Some(last_seqs), step);
                 } else if self.used >= self.settings.probe_limit() {
                     self.begin_round(step);
                 }
@@ -369,20 +364,26 @@ impl Breaker {
     }
 
     /// An operator's word: `to` is one of the forced states.
-    pub(super) fn force(&mut self, to: State, until: Nanos, last_seq: u64, step: &mut Step<'_>) {
-        self.note_seq(last_seq);
+    pub(super) fn force(
+        &mut self,
+        to: State,
+        until: Nanos,
+        last_seqs: [u64; 2],
+        step: &mut Step<'_>,
+    ) {
+        self.note_seqs(last_seqs);
         self.until = until;
         self.successes = 0;
         self.enter(to, Reason::MANUAL, step);
     }
 
     /// Starts anew.
-    pub(super) fn reset(&mut self, last_seq: u64, step: &mut Step<'_>) {
+    pub(super) fn reset(&mut self, last_seqs: [u64; 2], step: &mut Step<'_>) {
         self.cooldown = self.settings.cooldown;
         match self.state {
-            State::Closed => self.empty_window(Some(last_seq), step.now),
+            State::Closed => self.empty_windows(Some(last_seqs), step.now),
             State::Open | State::HalfOpen | State::ForcedOpen | State::ForcedClosed => {
-                self.close(Some(last_seq), step);
+                self.close(Some(last_seqs), step);
             }
         }
     }
@@ -392,9 +393,9 @@ impl Breaker {
         match self.state {
             // At most 64 times: halving ends at the base or at nothing.
             State::Closed => {
-                while self.cooldown > self.settings.cooldown && step.now >= self.decay_at {
+                while self.cooldown > self.settings.cooldown && step.now >= self.halve_at() {
+                    self.healthy_since = self.halve_at();
                     self.cooldown = self.cooldown.half().max(self.settings.cooldown);
-                    self.decay_at = self.decay_at + self.cooldown;
                 }
             }
             State::Open if step.now >= self.until => self.half_open(false, step),
@@ -417,11 +418,8 @@ impl Breaker {
     fn half_open(&mut self, by_redial: bool, step: &mut Step<'_>) {
         self.by_redial = by_redial;
         self.successes = 0;
-        let opened_for = self.reason;
         self.start_round(step.now);
         self.enter(State::HalfOpen, Reason::NONE, step);
-        // Half-open still shows why it opened.
-        self.reason = opened_for;
     }
 
     /// A fresh half-open verdict: all slots are free, late probes of the round before are void.
@@ -434,7 +432,7 @@ impl Breaker {
         self.used = 0;
         self.round_since = now;
         self.lease_since = None;
-        self.until = self.idle_end() + self.settings.lease().times(ROUND_LEASES);
+        self.until = self.idle_end() + self.lease().times(ROUND_LEASES);
     }
 
     fn slot_taken(&mut self, now: Nanos) {
@@ -442,13 +440,22 @@ impl Breaker {
         self.heard = now;
     }
 
+    /// How long a probe may take: until established, or until its first exchange is over.
+    fn lease(&self) -> Nanos {
+        self.settings.lease(self.reason.window)
+    }
+
+    fn halve_at(&self) -> Nanos {
+        self.healthy_since + self.cooldown
+    }
+
     fn idle_end(&self) -> Nanos {
-        self.round_since + IDLE_ROUND.max(self.settings.lease())
+        self.round_since + IDLE_ROUND.max(self.lease())
     }
 
     /// Never after `until`, even if the lease was changed meanwhile: the verdict would run out.
     fn round_end(&self) -> Nanos {
-        let lease = self.settings.lease();
+        let lease = self.lease();
         let end = match self.lease_since {
             None => self.idle_end(),
             Some(first) => (self.heard + lease).min(first + lease.times(ROUND_LEASES)),
@@ -456,28 +463,34 @@ impl Breaker {
         end.min(self.until)
     }
 
-    fn close(&mut self, last_seq: Option<u64>, step: &mut Step<'_>) {
-        self.empty_window(last_seq, step.now);
+    fn close(&mut self, last_seqs: Option<[u64; 2]>, step: &mut Step<'_>) {
+        self.empty_windows(last_seqs, step.now);
         self.successes = 0;
         self.misled = 0;
         self.distrust_until = Nanos::ZERO;
-        self.decay_at = step.now + self.cooldown;
+        self.healthy_since = step.now;
         self.enter(State::Closed, Reason::NONE, step);
     }
 
-    /// Nothing that happened until now counts any more. Without a sequence number, time decides.
-    fn empty_window(&mut self, last_seq: Option<u64>, now: Nanos) {
-        if let Some(seq) = last_seq {
-            self.note_seq(seq);
-        }
-        self.floor_seq = self.last_seq;
-        self.floor_at = if last_seq.is_some() { Nanos::ZERO } else { now };
+    /// Nothing that happened until now counts any more, in either window. Without sequence numbers,
+    /// time decides.
+    fn empty_windows(&mut self, last_seqs: Option<[u64; 2]>, now: Nanos) {
+        self.note_seqs(last_seqs.unwrap_or_default());
+        let at = if last_seqs.is_some() {
+            Nanos::ZERO
+        } else {
+            now
+        };
+        self.floors = self.last_seqs.map(|seq| Floor { seq, at });
         self.heard = now;
     }
 
     fn enter(&mut self, to: State, reason: Reason, step: &mut Step<'_>) {
         let from = std::mem::replace(&mut self.state, to);
-        self.reason = reason;
+        // Half-open still shows why it opened, and is probed accordingly.
+        if to != State::HalfOpen {
+            self.reason = reason;
+        }
         self.set_verdict(step);
         // A manual state that is prolonged is no transition.
         if from != to {
@@ -499,19 +512,29 @@ impl Breaker {
         } else {
             Nanos::ZERO
         };
+        let by_exchange =
+            self.state == State::HalfOpen && self.reason.window == WindowKind::Exchanges;
+        let flags = if by_exchange {
+            VERDICT_PROBE_BY_EXCHANGE
+        } else {
+            0
+        };
         step.out.push(Action::SetVerdict {
             row: step.row,
             verdict: Verdict {
                 generation: self.generation,
                 errno: self.settings.errno,
                 state: self.state.verdict_state(),
+                flags,
             },
             until,
             probe_limit: self.settings.probe_limit(),
         });
     }
 
-    fn note_seq(&mut self, seq: u64) {
-        self.last_seq = self.last_seq.max(seq);
+    fn note_seqs(&mut self, seqs: [u64; 2]) {
+        for (known, seq) in self.last_seqs.iter_mut().zip(seqs) {
+            *known = seq.max(*known);
+        }
     }
 }

@@ -14,7 +14,7 @@ use agent_common::CallWindow;
 use super::breaker::{Breaker, Step};
 use super::redial::Redial;
 use super::rng::SplitMix64;
-use super::{Action, BreakerView, DialTarget, Event, Nanos, RowId, State, WindowStats};
+use super::{Action, BreakerView, DialTarget, Event, Nanos, RowId, State, WindowKind, WindowStats};
 
 /// Timers handled by one [`Event::Deadline`], and dials as well.
 const MAX_DUE_PER_CALL: usize = 512;
@@ -89,9 +89,10 @@ impl Engine {
             }
             Event::Calls {
                 row,
+                kind,
                 last_seq,
                 window,
-            } => self.step(row, out, |b, step| b.calls(last_seq, window, step)),
+            } => self.step(row, out, |b, step| b.calls(kind, last_seq, window, step)),
             Event::ProbeStarted { row, generation } => {
                 self.step(row, out, |b, step| b.probe_started(generation, step));
             }
@@ -99,27 +100,27 @@ impl Engine {
                 row,
                 generation,
                 outcome,
-                last_seq,
+                last_seqs,
             } => self.step(row, out, |b, step| {
-                b.probe_ended(generation, outcome, last_seq, step);
+                b.probe_ended(generation, outcome, last_seqs, step);
             }),
             Event::DialEnded { target, success } => self.dial_ended(target, success, out),
             Event::Trip {
                 row,
                 until,
-                last_seq,
+                last_seqs,
             } => self.step(row, out, |b, step| {
-                b.force(State::ForcedOpen, until, last_seq, step);
+                b.force(State::ForcedOpen, until, last_seqs, step);
             }),
             Event::HoldClosed {
                 row,
                 until,
-                last_seq,
+                last_seqs,
             } => self.step(row, out, |b, step| {
-                b.force(State::ForcedClosed, until, last_seq, step);
+                b.force(State::ForcedClosed, until, last_seqs, step);
             }),
-            Event::Reset { row, last_seq } => {
-                self.step(row, out, |b, step| b.reset(last_seq, step));
+            Event::Reset { row, last_seqs } => {
+                self.step(row, out, |b, step| b.reset(last_seqs, step));
             }
             Event::Forget { row } => {
                 if self.slot(row).is_some() {
@@ -171,36 +172,26 @@ impl Engine {
     /// A row's breaker, or `None` when it has none in memory and is therefore closed.
     pub fn view(&self, row: RowId, now: Nanos) -> Option<BreakerView> {
         let slot = self.slot(row)?;
-        let b = &slot.breaker;
         let next_redial_at = slot
             .waits_for
             .and_then(|target| self.redial.next_dial(target))
             .map(|at| at.max(now));
-        Some(BreakerView {
-            state: b.state(),
-            since: b.since(),
-            reason: b.reason(),
-            next_probe_at: b.next_probe_at(),
-            generation: b.generation(),
-            next_redial_at,
-            manual_until: b.manual_until(),
-            cooldown: b.cooldown(),
-            floor_seq: b.floor_seq(),
-            floor_at: b.floor_at(),
-        })
+        Some(slot.breaker.view(next_redial_at))
     }
 
-    /// The row's window as its breaker would judge it at `now`; `None` when it has none in memory
-    /// (then [`evaluate`](super::window::evaluate) with a floor of 0 says the same).
+    /// One of the row's windows as its breaker would judge it at `now`; `None` when it has none in
+    /// memory (then [`evaluate`](super::window::evaluate) with a floor of 0 says the same), and for
+    /// [`WindowKind::None`].
     pub fn window_stats(
         &self,
         row: RowId,
+        kind: WindowKind,
         window: &CallWindow,
         last_seq: u64,
         now: Nanos,
     ) -> Option<WindowStats> {
-        let slot = self.slot(row)?;
-        Some(slot.breaker.window_stats(window, last_seq, now))
+        let breaker = &self.slot(row)?.breaker;
+        breaker.window_stats(kind, window, last_seq, now)
     }
 
     /// Whether the row may be evicted. Open and forced ones may not; a half-open one may, since

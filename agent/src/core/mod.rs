@@ -17,6 +17,10 @@
 //! back to closed that needs nothing but [`Event::Deadline`] and a destination that works. The
 //! calls themselves lie in kernel memory ([`agent_common::CallWindow`]) and are read when a hint
 //! says that something failed.
+//!
+//! A row has two windows, of connects and of exchanges. Each is judged by itself and with the same
+//! thresholds, so that a server which accepts and then fails is not saved by its accepts. The
+//! breaker is one: it remembers on which window it opened, and that decides how it is probed.
 
 mod api;
 mod breaker;
@@ -28,7 +32,7 @@ mod state;
 mod time;
 pub mod window;
 
-pub use api::{Action, BreakerView, DialTarget, Event, ProbeOutcome, RowId};
+pub use api::{Action, BreakerView, DialTarget, Event, Floor, ProbeOutcome, RowId};
 pub use breaker::VERDICT_SLACK;
 pub use engine::Engine;
 pub use redial::{DIAL_WRITE_OFF, MAX_DIALS_PER_SECOND};

@@ -1,8 +1,9 @@
 //! What a policy says about a breaker.
 
-use super::Nanos;
+use super::{Nanos, WindowKind};
 
-/// The numbers of one breaker. Shared between all rows of a policy.
+/// The numbers of one breaker, the same for both of its windows. Shared between all rows of a
+/// policy.
 ///
 /// Values that make no sense are not refused here (the policy does that, with file and line); they
 /// are read in the nearest harmless way, said at each field, and never make the core panic.
@@ -12,6 +13,9 @@ pub struct BreakerSettings {
     pub enabled: bool,
     /// Share of failed calls (0 to 1) at which the breaker trips; `None`: off.
     pub failure_rate: Option<f64>,
+    /// Share of slow exchanges (0 to 1) at which the breaker trips; `None`: off. What is slow, the
+    /// kernel decides ([`agent_common::Settings::slow_call_us`]).
+    pub slow_call_rate: Option<f64>,
     /// Calls that are judged together, 1 to [`agent_common::window::SLOTS`]; clamped to that.
     pub window: u32,
     /// Older calls do not count.
@@ -33,16 +37,21 @@ pub struct BreakerSettings {
     /// How long a probe may take before its slot is taken back: connect timeout + 1 s. Less than
     /// 1 ms counts as 1 ms.
     pub probe_lease: Nanos,
+    /// The same for a probe that ends with its first exchange: the lease of a connect and the time
+    /// that an exchange may take. Less than 1 ms counts as 1 ms.
+    pub exchange_lease: Nanos,
     /// The errno of a refused connect (Linux number, positive).
     pub errno: u16,
 }
 
 impl Default for BreakerSettings {
-    /// The documented defaults, with the lease of the default connect timeout of 2 s.
+    /// The documented defaults, with the lease of the default connect timeout of 2 s and 30 s more
+    /// for an exchange.
     fn default() -> Self {
         Self {
             enabled: true,
             failure_rate: Some(0.5),
+            slow_call_rate: None,
             window: 20,
             window_age: Nanos::from_secs(60),
             min_calls: 10,
@@ -53,6 +62,7 @@ impl Default for BreakerSettings {
             probes: 1,
             successes_to_close: 2,
             probe_lease: Nanos::from_secs(3),
+            exchange_lease: Nanos::from_secs(33),
             errno: 111, // ECONNREFUSED
         }
     }
@@ -74,8 +84,13 @@ impl BreakerSettings {
         self.successes_to_close.max(1)
     }
 
-    /// The lease, long enough that renewing it cannot become a busy loop.
-    pub(super) fn lease(&self) -> Nanos {
-        self.probe_lease.max(Nanos::from_millis(1))
+    /// The lease of a breaker that opened on this window, long enough that renewing it cannot
+    /// become a busy loop.
+    pub(super) fn lease(&self, opened_on: WindowKind) -> Nanos {
+        let lease = match opened_on {
+            WindowKind::Exchanges => self.exchange_lease,
+            WindowKind::Connects | WindowKind::None => self.probe_lease,
+        };
+        lease.max(Nanos::from_millis(1))
     }
 }

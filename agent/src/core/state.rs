@@ -58,7 +58,7 @@ impl State {
     }
 }
 
-/// Which of a row's two windows a reason is about.
+/// Which of a row's two windows something is about.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum WindowKind {
     /// SYN to established.
@@ -76,6 +76,16 @@ impl WindowKind {
             Self::Connects => "connects",
             Self::Exchanges => "exchanges",
             Self::None => "none",
+        }
+    }
+
+    /// Its place where there is one of something for each window (floors, sequence numbers):
+    /// connects 0, exchanges 1, neither none.
+    pub const fn index(self) -> Option<usize> {
+        match self {
+            Self::Connects => Some(0),
+            Self::Exchanges => Some(1),
+            Self::None => None,
         }
     }
 }

@@ -1,13 +1,13 @@
-//! Judges the last calls of a row.
+//! Judges the last calls of a row, connects or exchanges.
 //!
 //! What counts: the last `window` calls above the floor that are not older than `window_age`. A
 //! run of failures is counted from the newest call backwards, over the whole ring (a policy may ask
 //! for a longer run than its window), and ends at the first call that is too old.
 //!
 //! An entry that cannot be read (another CPU has taken the number and not written the call yet)
-//! may be anything, and must not cause a trip: it ends a run, and it counts as a success when the
-//! rate is compared. If it turns out to be a failure, that failure's own event makes the agent look
-//! again.
+//! may be anything, and must not cause a trip: it ends a run, and it counts as a fast success when
+//! rates are compared. If it turns out to be a failure, that failure's own event makes the agent
+//! look again.
 
 use agent_common::CallWindow;
 use agent_common::window::{SLOTS, decode, slot};
@@ -26,23 +26,30 @@ pub struct WindowStats {
     /// Failures in a row, the newest call backwards. May exceed `calls`: a run is not limited to
     /// the window.
     pub consecutive: u32,
+    /// Slow calls among `calls`. A call that failed is never slow.
+    pub slow_calls: u32,
+    /// `slow_calls / calls`; 0 without calls.
+    pub slow_call_rate: f64,
     /// Why the breaker must trip, if it must.
     pub trip: Option<Reason>,
 }
 
-/// Judges the calls `floor_seq + 1` to `last_seq` of a window of connects at `now`.
+/// Judges the calls `floor_seq + 1` to `last_seq` of a row's window of that kind at `now`. Slow
+/// calls are judged in a window of exchanges only; of no window ([`WindowKind::None`]), nothing is.
 pub fn evaluate(
+    kind: WindowKind,
     window: &CallWindow,
     last_seq: u64,
     floor_seq: u64,
     now: Nanos,
     s: &BreakerSettings,
 ) -> WindowStats {
-    evaluate_since(window, last_seq, floor_seq, Nanos::ZERO, now, s)
+    evaluate_since(kind, window, last_seq, floor_seq, Nanos::ZERO, now, s)
 }
 
 /// As [`evaluate`]; calls that ended before `not_before` do not count either.
 pub fn evaluate_since(
+    kind: WindowKind,
     window: &CallWindow,
     last_seq: u64,
     floor_seq: u64,
@@ -61,7 +68,7 @@ pub fn evaluate_since(
         .max(last_seq.saturating_sub(slots - 1));
     let last_seq = if floor_seq < last_seq { last_seq } else { 0 };
 
-    let (mut calls, mut failures, mut unreadable, mut consecutive) = (0u32, 0u32, 0u32, 0u32);
+    let mut seen = Seen::default();
     let mut in_run = true;
     for seq in (lowest..=last_seq).rev() {
         let in_window = last_seq - seq < size;
@@ -70,7 +77,7 @@ pub fn evaluate_since(
         }
         let Some(call) = decode(window.entries[slot(seq)], seq, now.0) else {
             in_run = false;
-            unreadable += u32::from(in_window);
+            seen.unreadable += u32::from(in_window);
             continue;
         };
         // Numbers are given in the order of time (to within microseconds): what is before a call
@@ -79,52 +86,68 @@ pub fn evaluate_since(
             break;
         }
         in_run &= call.failed;
-        consecutive += u32::from(in_run);
+        seen.consecutive += u32::from(in_run);
         if in_window {
-            calls += 1;
-            failures += u32::from(call.failed);
+            seen.calls += 1;
+            seen.failures += u32::from(call.failed);
+            seen.slow += u32::from(call.slow && !call.failed);
         }
     }
-
-    let failure_rate = ratio(failures, calls);
-    let trip = if s.enabled {
-        trip(consecutive, calls, failures, unreadable, s)
-    } else {
-        None
-    };
     WindowStats {
-        calls,
-        failures,
-        failure_rate,
-        consecutive,
-        trip,
+        calls: seen.calls,
+        failures: seen.failures,
+        failure_rate: ratio(seen.failures, seen.calls),
+        consecutive: seen.consecutive,
+        slow_calls: seen.slow,
+        slow_call_rate: ratio(seen.slow, seen.calls),
+        trip: seen.trip(kind, s),
     }
 }
 
-fn trip(
-    consecutive: u32,
+/// Counts of calls that count.
+#[derive(Default)]
+struct Seen {
     calls: u32,
     failures: u32,
+    slow: u32,
+    /// In the window, and not readable.
     unreadable: u32,
-    s: &BreakerSettings,
-) -> Option<Reason> {
-    if s.consecutive_failures > 0 && consecutive >= s.consecutive_failures {
-        return Some(Reason {
-            window: WindowKind::Connects,
-            kind: ReasonKind::ConsecutiveFailures,
-            value: f64::from(consecutive),
-            threshold: f64::from(s.consecutive_failures),
-        });
+    consecutive: u32,
+}
+
+impl Seen {
+    /// The first reason to trip, in this order: failures in a row, failure rate, slow call rate.
+    fn trip(&self, window: WindowKind, s: &BreakerSettings) -> Option<Reason> {
+        let slow_call_rate = match window {
+            WindowKind::Connects => None,
+            WindowKind::Exchanges => s.slow_call_rate,
+            WindowKind::None => return None,
+        };
+        if !s.enabled {
+            return None;
+        }
+        if s.consecutive_failures > 0 && self.consecutive >= s.consecutive_failures {
+            return Some(Reason {
+                window,
+                kind: ReasonKind::ConsecutiveFailures,
+                value: f64::from(self.consecutive),
+                threshold: f64::from(s.consecutive_failures),
+            });
+        }
+        let reached = |kind, part: u32, threshold: Option<f64>| {
+            let threshold = threshold?;
+            let value = ratio(part, self.calls + self.unreadable);
+            // A threshold of 0 still takes one such call: nothing trips on health.
+            (part > 0 && self.calls >= s.min_calls && value >= threshold).then_some(Reason {
+                window,
+                kind,
+                value,
+                threshold,
+            })
+        };
+        reached(ReasonKind::FailureRate, self.failures, s.failure_rate)
+            .or_else(|| reached(ReasonKind::SlowCallRate, self.slow, slow_call_rate))
     }
-    let threshold = s.failure_rate?;
-    let rate = ratio(failures, calls + unreadable);
-    // A threshold of 0 still takes a failure: nothing trips on health.
-    (failures > 0 && calls >= s.min_calls && rate >= threshold).then_some(Reason {
-        window: WindowKind::Connects,
-        kind: ReasonKind::FailureRate,
-        value: rate,
-        threshold,
-    })
 }
 
 fn ratio(part: u32, whole: u32) -> f64 {

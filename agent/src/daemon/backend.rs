@@ -16,7 +16,7 @@ use crate::{
         Answer, Backend, EventFeed, Manual,
         api::{
             ApiError, ConfigView, Health, ManualResult, PauseResult, Peer, ReloadResult,
-            StatusEnvelope,
+            StatusEnvelope, parse_destination,
         },
     },
     kernel::{Table, clock},
@@ -102,12 +102,7 @@ impl Handle {
 }
 
 fn destination(text: &str) -> Result<DestinationArg, ApiError> {
-    text.parse().map_err(|error| {
-        ApiError::BadRequest(format!(
-            "destination {text:?} {error}; write it like 10.0.0.5:5432, [2001:db8::1]:443 or \
-             db.internal:5432"
-        ))
-    })
+    parse_destination(text).map_err(ApiError::BadRequest)
 }
 
 fn refuse<T: Send + 'static>(error: ApiError) -> Answer<T> {

@@ -145,6 +145,7 @@ fn run(table: &Table, hidden: &Hidden, cgroup: &Path, proof: &mut Proof) -> Resu
         generation: 1,
         errno: CANARY_ERRNO,
         state: STATE_FORCED_OPEN,
+        flags: 0,
     };
     table.set_verdict(id, verdict, Nanos(clock::now().0 + 60_000_000_000), 1);
     let errno = canary.connect()?;
@@ -176,7 +177,8 @@ pub fn sweep(cgroup: &Path) {
     for entry in fs::read_dir(cgroup).into_iter().flatten().flatten() {
         let name = entry.file_name();
         let owner = name.to_str().and_then(|name| name.strip_prefix(NEST));
-        if owner.is_some_and(|pid| !Path::new("/proc").join(pid).exists()) {
+        let owner = owner.and_then(|pid| pid.parse::<u32>().ok());
+        if owner.is_some_and(|pid| !Path::new(&format!("/proc/{pid}")).exists()) {
             // Not empty, or gone already: not ours to mend.
             let _ = fs::remove_dir(entry.path());
         }
@@ -256,7 +258,7 @@ impl Canary {
             rustix::event::poll(&mut fds, Some(&patience)).context("wait for the canary")?;
         ensure!(
             ready > 0,
-            "the canary did not answer within {} s",
+            "the canary did not answer within {} s (is the cgroup frozen?)",
             PATIENCE.as_secs()
         );
         let mut line = String::new();

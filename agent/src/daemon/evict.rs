@@ -51,7 +51,7 @@ impl Evictions {
                 continue;
             }
             *owners.entry(row.key.cgroup_id).or_default() += 1;
-            if row.in_flight == 0 && !leaving.contains(&id.index) {
+            if row.in_flight == 0 && row.exchanges_in_flight == 0 && !leaving.contains(&id.index) {
                 idle.push((true, row.last_connect_ns, id, row.key.cgroup_id));
             }
         }
@@ -119,14 +119,14 @@ impl Evictions {
             let Some(row) = table.row(index) else {
                 return false;
             };
-            if row.in_flight != 0 {
+            if row.in_flight != 0 || row.exchanges_in_flight != 0 {
                 return true;
             }
             let freed = kernel.free_row(index).and_then(|()| {
-                if row.histogram == 0 {
-                    return Ok(());
-                }
-                kernel.free_histogram(row.histogram - 1)
+                [row.histogram, row.response_histogram]
+                    .into_iter()
+                    .filter(|slot| *slot != 0)
+                    .try_for_each(|slot| kernel.free_histogram(slot - 1))
             });
             match freed {
                 Ok(()) => self.freed += 1,

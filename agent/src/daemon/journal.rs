@@ -10,7 +10,7 @@ use tokio::sync::broadcast;
 use crate::{
     control::{
         EventFeed,
-        api::{Event, EventRecord, ReasonKind, Timestamp},
+        api::{ConfigAction, Event, EventRecord, ReasonKind, Timestamp},
     },
     core::Nanos,
 };
@@ -208,6 +208,11 @@ fn log(record: &EventRecord) {
                 "refused by {reason}, {count} since the last line ({mode})"
             );
         }
+        Event::Config {
+            action: ConfigAction::Refused,
+            message,
+            by,
+        } => tracing::warn!(by = by.as_deref(), "configuration refused: {message}"),
         Event::Config {
             action,
             message,

@@ -16,10 +16,12 @@ pub mod pause;
 pub mod plan;
 pub mod priority;
 pub mod reactor;
+pub mod requests;
 pub mod scrape;
 pub mod settle;
 pub mod start;
 pub mod tally;
+pub mod upkeep;
 pub mod view;
 pub mod watch;
 

@@ -2,15 +2,22 @@
 
 use std::sync::Arc;
 
-use agent_common::{PolicyKey, Settings, row::ROW_PROTECTED, syn::first_timeout_ticks};
+use agent_common::{
+    PolicyKey, Settings,
+    row::{FAIL_5XX, ROW_PROTECTED},
+    syn::first_timeout_ticks,
+};
 
 use crate::{
     core::{BreakerSettings, Nanos},
-    policy::{Config, Destination, Policy},
+    policy::{Config, Destination, Policy, StatusPattern},
 };
 
 /// How long a probe may take beyond the connect timeout before its slot is taken back.
 const LEASE_SLACK: Nanos = Nanos::from_secs(1);
+
+/// How long a probe that is a whole exchange may take beyond the connect timeout.
+const EXCHANGE_LEASE: Nanos = Nanos::from_secs(30);
 
 /// What the machine adds to a policy's numbers.
 #[derive(Clone, Copy, Debug)]
@@ -108,6 +115,20 @@ fn kernel_settings(policy: &Policy, index: u32, ticks: Ticks) -> Settings {
         probe_limit: policy.breaker.probes,
         policy: index,
         flags: 0,
+        slow_call_us: policy.breaker.slow_call.map_or(0, |slow| {
+            u32::try_from(slow.as_micros()).unwrap_or(u32::MAX)
+        }),
+        fail_status: if policy
+            .breaker
+            .failure_status
+            .contains(&StatusPattern::Class(5))
+        {
+            FAIL_5XX
+        } else {
+            0
+        },
+        exchange_gave_up_ms: policy.breaker.gave_up.map_or(0, millis),
+        reserved: 0,
     }
 }
 
@@ -129,6 +150,12 @@ fn breaker_settings(policy: &Policy) -> BreakerSettings {
             nanos(policy.timeouts.connect)
                 .0
                 .saturating_add(LEASE_SLACK.0),
+        ),
+        slow_call_rate: breaker.slow_call.and(breaker.slow_call_rate),
+        exchange_lease: Nanos(
+            nanos(policy.timeouts.connect)
+                .0
+                .saturating_add(EXCHANGE_LEASE.0),
         ),
         errno: u16::try_from(breaker.errno.number()).unwrap_or(libc::ECONNREFUSED as u16),
     }

@@ -16,7 +16,9 @@ use std::{
 
 use agent_common::{
     Event as KernelEvent, EventKind, OTHER_ROW, Verdict,
-    event::{OUTCOME_ABANDONED, OUTCOME_ESTABLISHED, OUTCOME_LOCAL},
+    event::{
+        EVENT_EXCHANGE, OUTCOME_ABANDONED, OUTCOME_ESTABLISHED, OUTCOME_LOCAL, OUTCOME_RESPONSE,
+    },
     row::ROW_PROTECTED,
     verdict::{STATE_CLOSED, STATE_FORCED_CLOSED, STATE_FORCED_OPEN, unpack_probe_slots},
 };
@@ -27,7 +29,9 @@ use tokio::sync::{mpsc, oneshot};
 
 use super::{canary::Hidden, dialer::Dial, plan::Plan, priority, view::Views};
 use crate::{
-    core::{Action, DialTarget, Engine, Event, Nanos, ProbeOutcome, Reason, RowId, State},
+    core::{
+        Action, DialTarget, Engine, Event, Nanos, ProbeOutcome, Reason, RowId, State, WindowKind,
+    },
     kernel::{Table, clock, events},
     metrics::Reaction,
 };
@@ -306,7 +310,7 @@ impl Worker {
         match event.kind {
             EventKind::FAILURE => {
                 if event.seq != 0 && self.known(row) {
-                    self.calls(row);
+                    self.calls(row, window_of(event));
                     self.perform(Some(event.at_ns));
                 }
                 self.notify(Notice::Kernel(*event));
@@ -317,17 +321,17 @@ impl Worker {
             }
             EventKind::PROBE_ENDED if self.known(row) => {
                 let outcome = match event.outcome {
-                    OUTCOME_ESTABLISHED => ProbeOutcome::Success,
+                    OUTCOME_ESTABLISHED | OUTCOME_RESPONSE => ProbeOutcome::Success,
                     OUTCOME_ABANDONED | OUTCOME_LOCAL => ProbeOutcome::Returned,
                     _ => ProbeOutcome::Failure,
                 };
-                let (last_seq, _) = self.table.calls(row.index);
+                let last_seqs = self.table.last_seqs(row.index);
                 let generation = event.generation;
                 self.handle(Event::ProbeEnded {
                     row,
                     generation,
                     outcome,
-                    last_seq,
+                    last_seqs,
                 });
             }
             EventKind::ROW_CREATED => {
@@ -342,14 +346,15 @@ impl Worker {
         }
     }
 
-    fn calls(&mut self, row: RowId) {
-        let (last_seq, _) = self.table.calls(row.index);
-        let Some(window) = self.table.window(row.index) else {
+    fn calls(&mut self, row: RowId, kind: WindowKind) {
+        let (last_seq, _) = self.table.calls(row.index, kind);
+        let Some(window) = self.table.window(row.index, kind) else {
             return;
         };
         self.engine.handle(
             Event::Calls {
                 row,
+                kind,
                 last_seq,
                 window: &window,
             },
@@ -472,9 +477,10 @@ impl Worker {
         self.lost = lost;
         self.losses_at = now;
         for index in 1..self.table.len() {
-            let (_, failures) = self.table.calls(index);
+            let kinds = [WindowKind::Connects, WindowKind::Exchanges];
+            let failed = kinds.map(|kind| self.table.calls(index, kind).1 != 0);
             let slots = self.table.probe_slots(index);
-            if failures == 0 && slots == 0 {
+            if failed == [false; 2] && slots == 0 {
                 continue;
             }
             let Some(row) = self.table.row(index) else {
@@ -487,7 +493,9 @@ impl Worker {
             if !self.known(id) {
                 continue;
             }
-            self.calls(id);
+            for (kind, _) in kinds.into_iter().zip(failed).filter(|(_, failed)| *failed) {
+                self.calls(id, kind);
+            }
             let (generation, taken) = unpack_probe_slots(slots);
             if taken > 0 {
                 self.handle(Event::ProbeStarted {
@@ -555,8 +563,8 @@ impl Worker {
     /// A row's policy or its numbers changed. One that is protected now is given up.
     fn reconfigure(&mut self, row: RowId) {
         if !self.configure(row) {
-            let (last_seq, _) = self.table.calls(row.index);
-            self.handle(Event::Reset { row, last_seq });
+            let last_seqs = self.table.last_seqs(row.index);
+            self.handle(Event::Reset { row, last_seqs });
             self.handle(Event::Forget { row });
         }
     }
@@ -565,20 +573,29 @@ impl Worker {
         if !self.known(row) {
             return;
         }
-        let (last_seq, _) = self.table.calls(row.index);
+        let last_seqs = self.table.last_seqs(row.index);
         self.handle(match order {
             Order::Trip(until) => Event::Trip {
                 row,
                 until,
-                last_seq,
+                last_seqs,
             },
             Order::HoldClosed(until) => Event::HoldClosed {
                 row,
                 until,
-                last_seq,
+                last_seqs,
             },
-            Order::Reset => Event::Reset { row, last_seq },
+            Order::Reset => Event::Reset { row, last_seqs },
         });
+    }
+}
+
+/// Which window a failure is in.
+fn window_of(event: &KernelEvent) -> WindowKind {
+    if event.flags & EVENT_EXCHANGE == 0 {
+        WindowKind::Connects
+    } else {
+        WindowKind::Exchanges
     }
 }
 

@@ -8,7 +8,7 @@ use super::{memory, node::Node, view};
 use crate::{
     control::api::{Rejections, State},
     kernel::programs::HOOKS,
-    metrics::{self, ConnectLatencies, NodeMetrics, RowMetrics},
+    metrics::{self, Latencies, NodeMetrics, RowMetrics},
 };
 
 /// A page above this size, bytes, has left much free memory behind.
@@ -24,13 +24,13 @@ pub async fn text(node: &mut Node) -> Result<String> {
     let shown: Vec<_> = node.viewer(&views).rows().collect();
     let mut rows = Vec::with_capacity(shown.len());
     for (id, row) in shown {
-        let buckets = node.table.histogram(row.histogram).map(|histogram| {
-            histogram
-                .counts
-                .iter()
-                .map(|count| u64::from(*count))
-                .collect()
-        });
+        let buckets = |slot_plus_one| {
+            node.table
+                .histogram(slot_plus_one)
+                .map(|histogram| histogram.counts.map(u64::from).to_vec())
+                .unwrap_or_default()
+        };
+        let (connects, responses) = (buckets(row.histogram), buckets(row.response_histogram));
         rows.push(RowMetrics {
             destination: view::destination(id, &row),
             workload: view::workload(id, &row, &mut node.names),
@@ -40,8 +40,8 @@ pub async fn text(node: &mut Node) -> Result<String> {
                 .map_or(State::Closed, |of| view::state(of.state)),
             attempts: row.attempts,
             established: row.established,
-            in_flight: row.in_flight,
-            abandoned: row.abandoned,
+            in_flight: row.in_flight + row.exchanges_in_flight,
+            abandoned: row.abandoned + row.exchange_abandoned,
             failures: view::failures(&row),
             rejected: Rejections {
                 breaker: row.rejected_breaker,
@@ -53,10 +53,15 @@ pub async fn text(node: &mut Node) -> Result<String> {
             },
             connect_timeouts: row.timeouts_connect,
             transitions: node.tally.transitions(id),
-            connect: ConnectLatencies {
+            connect: Latencies {
                 count: row.established,
                 sum_us: row.connect_latency_sum_us,
-                buckets: buckets.unwrap_or_default(),
+                buckets: connects,
+            },
+            response: Latencies {
+                count: row.responses,
+                sum_us: row.response_latency_sum_us,
+                buckets: responses,
             },
         });
     }
@@ -77,7 +82,7 @@ pub async fn text(node: &mut Node) -> Result<String> {
         paused: node.pause.current().is_some(),
         rows,
     })?;
-    // Some 10 KiB a row while it is put together.
+    // Some 15 KiB a row while it is put together.
     if page.len() > LARGE {
         memory::give_back();
     }

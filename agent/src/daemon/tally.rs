@@ -6,16 +6,19 @@ use std::collections::HashMap;
 use agent_common::{
     OTHER_ROW, Row as KernelRow,
     event::{
-        OUTCOME_CONNECT_TIMEOUT, OUTCOME_GAVE_UP, OUTCOME_REFUSED, OUTCOME_RESET,
-        OUTCOME_UNREACHABLE,
+        EVENT_EXCHANGE, OUTCOME_CLOSED_EARLY, OUTCOME_CONNECT_TIMEOUT, OUTCOME_GAVE_UP,
+        OUTCOME_REFUSED, OUTCOME_RESET, OUTCOME_SLOW, OUTCOME_STATUS, OUTCOME_UNREACHABLE,
     },
     window::{Call, decode, slot},
 };
 
-use super::journal::{Journal, WallClock};
+use super::{
+    journal::{Journal, WallClock},
+    view,
+};
 use crate::{
-    control::api::{CallsLatency, Event, ReasonKind, State, Timestamp, Window},
-    core::{Nanos, RowId},
+    control::api::{CallsLatency, Event, ReasonKind, State, Timestamp},
+    core::{Nanos, RowId, WindowKind},
     kernel::Table,
     metrics::Transition,
 };
@@ -39,8 +42,8 @@ pub struct Subject {
 #[derive(Default)]
 pub struct Tally {
     transitions: HashMap<RowId, Vec<Transition>>,
-    /// Number of the last call that was written down, by index of the row.
-    written: Vec<u64>,
+    /// Numbers of the last calls that were written down (connects, exchanges), by index of the row.
+    written: Vec<[u64; 2]>,
     last: Option<Nanos>,
     /// Row at which the next look at all rows begins: where the last one had enough.
     next: u32,
@@ -85,7 +88,7 @@ impl Tally {
     /// Forgets a row.
     pub fn forget(&mut self, row: RowId) {
         self.transitions.remove(&row);
-        self.set_written(row.index, 0);
+        self.set_written(row.index, [0; 2]);
     }
 
     /// Writes a failure down, after the good calls before it.
@@ -102,29 +105,30 @@ impl Tally {
         if event.seq == 0 {
             return;
         }
+        let kind = if event.flags & EVENT_EXCHANGE == 0 {
+            WindowKind::Connects
+        } else {
+            WindowKind::Exchanges
+        };
         let clock = WallClock::read();
         let now = Nanos(event.at_ns);
-        let previous = call(table, row, event.seq - 1, now).map(|call| clock.at(Nanos(call.at_ns)));
-        let seen = self.written(row.index);
+        let previous =
+            call(table, row, kind, event.seq - 1, now).map(|call| clock.at(Nanos(call.at_ns)));
+        let mut written = self.written(row.index);
+        let seen = written[place(kind)];
         if event.seq > seen + 1 {
-            self.run(
-                journal,
-                table,
-                row,
-                (seen + 1, event.seq - 1),
-                now,
-                clock,
-                &subject,
-            );
+            let run = (seen + 1, event.seq - 1);
+            self.run(journal, table, row, kind, run, now, clock, &subject);
         }
-        self.set_written(row.index, event.seq.max(seen));
+        written[place(kind)] = event.seq.max(seen);
+        self.set_written(row.index, written);
         journal.publish(
             time,
             Event::Failure {
                 destination: subject.destination,
                 workload: subject.workload,
                 netns: subject.netns,
-                window: Window::Connects,
+                window: view::window_kind(kind),
                 outcome: outcome(event.outcome).to_owned(),
                 seq: event.seq,
                 previous_call_time: previous,
@@ -153,30 +157,48 @@ impl Tally {
         let mut left = RUNS_AT_A_TIME;
         let begin = std::mem::take(&mut self.next).clamp(OTHER_ROW + 1, table.len());
         for index in begin..table.len() {
-            // One word for most rows: those without news.
-            let (calls, _) = table.calls(index);
-            let seen = self.written(index);
-            if calls <= seen {
+            // Two words for most rows: those without news.
+            let calls = table.last_seqs(index);
+            let mut written = self.written(index);
+            if calls[0] <= written[0] && calls[1] <= written[1] {
                 continue;
             }
             let Some(row) = table.row(index).filter(|row| row.created_ns != 0) else {
                 continue;
             };
-            // The last call may still be on its way as a failure: it is left for the next time.
-            let quiet = now.0.saturating_sub(row.last_connect_ns) > CALLS_EVERY.0;
-            let to = if quiet { calls } else { calls - 1 };
-            if to <= seen {
-                continue;
-            }
             let id = RowId {
                 index,
                 incarnation: row.incarnation,
             };
-            if let Some(subject) = subject(id, &row) {
-                self.run(journal, table, id, (seen + 1, to), now, clock, &subject);
-                self.set_written(index, to);
-                left -= 1;
+            let Some(subject) = subject(id, &row) else {
+                continue;
+            };
+            for kind in [WindowKind::Connects, WindowKind::Exchanges] {
+                let (calls, seen) = (calls[place(kind)], written[place(kind)]);
+                let last = call(table, id, kind, calls, now).map_or(0, |call| call.at_ns);
+                // The last call may still be on its way as a failure: it is left for the next time.
+                let quiet = now.0.saturating_sub(last) > CALLS_EVERY.0;
+                let to = if quiet {
+                    calls
+                } else {
+                    calls.saturating_sub(1)
+                };
+                if to > seen {
+                    self.run(
+                        journal,
+                        table,
+                        id,
+                        kind,
+                        (seen + 1, to),
+                        now,
+                        clock,
+                        &subject,
+                    );
+                    written[place(kind)] = to;
+                }
             }
+            self.set_written(index, written);
+            left -= 1;
             if left == 0 {
                 self.next = index + 1;
                 return;
@@ -184,16 +206,16 @@ impl Tally {
         }
     }
 
-    fn written(&self, index: u32) -> u64 {
-        self.written.get(index as usize).copied().unwrap_or(0)
+    fn written(&self, index: u32) -> [u64; 2] {
+        self.written.get(index as usize).copied().unwrap_or([0; 2])
     }
 
-    fn set_written(&mut self, index: u32, seq: u64) {
+    fn set_written(&mut self, index: u32, seqs: [u64; 2]) {
         let index = index as usize;
         if index >= self.written.len() {
-            self.written.resize(index + 1, 0);
+            self.written.resize(index + 1, [0; 2]);
         }
-        self.written[index] = seq;
+        self.written[index] = seqs;
     }
 
     /// Writes down the good ones among the calls `from` to `to`: failures have lines of their own,
@@ -207,16 +229,18 @@ impl Tally {
         journal: &Journal,
         table: &Table,
         row: RowId,
+        kind: WindowKind,
         (from, to): (u64, u64),
         now: Nanos,
         clock: WallClock,
         subject: &Subject,
     ) {
-        let at = |seq| call(table, row, seq, now).map_or(now, |call| Nanos(call.at_ns));
+        let at = |seq| call(table, row, kind, seq, now).map_or(now, |call| Nanos(call.at_ns));
         let mut begin = from;
         while begin <= to {
             // Older calls than the window holds cannot be told apart any more: one run.
-            let is_failed = |seq: &u64| call(table, row, *seq, now).is_some_and(|call| call.failed);
+            let is_failed =
+                |seq: &u64| call(table, row, kind, *seq, now).is_some_and(|call| call.failed);
             let end = (begin..=to).find(is_failed).map_or(to, |failed| failed - 1);
             if end >= begin {
                 journal.publish(
@@ -225,7 +249,7 @@ impl Tally {
                         destination: subject.destination.clone(),
                         workload: subject.workload.clone(),
                         netns: subject.netns,
-                        window: Window::Connects,
+                        window: view::window_kind(kind),
                         from_seq: begin,
                         to_seq: end,
                         first_time: clock.at(at(begin)),
@@ -241,11 +265,11 @@ impl Tally {
 }
 
 /// A call in the row's window, if it is still there.
-fn call(table: &Table, row: RowId, seq: u64, now: Nanos) -> Option<Call> {
+fn call(table: &Table, row: RowId, kind: WindowKind, seq: u64, now: Nanos) -> Option<Call> {
     if seq == 0 {
         return None;
     }
-    decode(table.window_entry(row.index, slot(seq))?, seq, now.0)
+    decode(table.window_entry(row.index, kind, slot(seq))?, seq, now.0)
 }
 
 fn outcome(outcome: u32) -> &'static str {
@@ -255,6 +279,14 @@ fn outcome(outcome: u32) -> &'static str {
         OUTCOME_UNREACHABLE => "unreachable",
         OUTCOME_RESET => "reset",
         OUTCOME_GAVE_UP => "gave_up",
+        OUTCOME_CLOSED_EARLY => "closed_early",
+        OUTCOME_STATUS => "status",
+        OUTCOME_SLOW => "slow",
         _ => "other",
     }
+}
+
+/// Where a window's number stands in a pair.
+fn place(kind: WindowKind) -> usize {
+    kind.index().unwrap_or(0)
 }

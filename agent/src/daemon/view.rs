@@ -7,7 +7,10 @@ use agent_common::{OTHER_ROW, Row as KernelRow};
 use super::{latency::Latencies, plan::Plan};
 use crate::{
     control::api::{self, Failures, Held, Latency, Rejections, Retry, TimeoutsMs, Windows},
-    core::{BreakerView, Nanos, Reason, ReasonKind, RowId, State, WindowKind, WindowStats, window},
+    core::{
+        BreakerView, Floor, Nanos, Reason, ReasonKind, RowId, State, WindowKind, WindowStats,
+        window,
+    },
     kernel::{Table, cgroup::Names},
     policy::Destination,
 };
@@ -26,8 +29,10 @@ pub struct Viewer<'a> {
     pub plan: &'a Plan,
     /// Breakers that are in memory.
     pub views: &'a Views,
-    /// The last five minutes.
+    /// The last five minutes of connects.
     pub latencies: &'a Latencies,
+    /// The last five minutes of responses.
+    pub responses: &'a Latencies,
     /// Rows that nobody is to see.
     pub hidden: HashSet<u64>,
     /// Rows on their way out.
@@ -50,7 +55,8 @@ impl Viewer<'_> {
     /// One row as `status --json` shows it.
     pub fn view(&self, id: RowId, row: &KernelRow, names: &mut Names) -> api::Row {
         let view = self.views.get(&id);
-        let stats = self.stats(id, row, view);
+        let connects = self.stats(id, row, view, WindowKind::Connects);
+        let exchanges = self.stats(id, row, view, WindowKind::Exchanges);
         let until = |at: Nanos| at.0.saturating_sub(self.now.0) / agent_common::NANOS_PER_MS;
         let since = view.map_or(row.created_ns, |view| view.since.0);
         let policy = row.settings.policy;
@@ -73,19 +79,26 @@ impl Viewer<'_> {
             bypassed_for_safety: false,
             windows: Windows {
                 connects: api::Connects {
-                    calls: u64::from(stats.calls),
-                    failures: u64::from(stats.failures),
-                    failure_rate: stats.failure_rate,
-                    consecutive: u64::from(stats.consecutive),
+                    calls: u64::from(connects.calls),
+                    failures: u64::from(connects.failures),
+                    failure_rate: connects.failure_rate,
+                    consecutive: u64::from(connects.consecutive),
                 },
-                ..Windows::default()
+                exchanges: api::Exchanges {
+                    calls: u64::from(exchanges.calls),
+                    failures: u64::from(exchanges.failures),
+                    failure_rate: exchanges.failure_rate,
+                    consecutive: u64::from(exchanges.consecutive),
+                    slow_calls: u64::from(exchanges.slow_calls),
+                    slow_call_rate: exchanges.slow_call_rate,
+                },
             },
             attempts: row.attempts,
             established: row.established,
-            responses: 0,
-            in_flight: row.in_flight,
-            abandoned: row.abandoned,
-            stale: 0,
+            responses: row.responses,
+            in_flight: row.in_flight + row.exchanges_in_flight,
+            abandoned: row.abandoned + row.exchange_abandoned,
+            stale: row.stale,
             local: row.local,
             failures: failures(row),
             rejected: Rejections {
@@ -101,7 +114,11 @@ impl Viewer<'_> {
             hung_recovered: 0,
             retry: Retry::default(),
             connect_latency_us: self.latency(id, row),
-            response_latency_us: Latency::default(),
+            response_latency_us: self.responses.of(
+                id,
+                self.table.histogram(row.response_histogram).as_ref(),
+                row.response_latency_max_us,
+            ),
             timeouts_ms: TimeoutsMs {
                 connect: (row.settings.connect_timeout_ms != 0
                     && row.settings.flags & agent_common::row::ROW_PROTECTED == 0)
@@ -118,28 +135,33 @@ impl Viewer<'_> {
             .of(id, histogram.as_ref(), row.connect_latency_max_us)
     }
 
-    /// The window as the row's breaker judges it.
-    fn stats(&self, id: RowId, row: &KernelRow, view: Option<&BreakerView>) -> WindowStats {
+    /// A window as the row's breaker judges it.
+    fn stats(
+        &self,
+        id: RowId,
+        row: &KernelRow,
+        view: Option<&BreakerView>,
+        kind: WindowKind,
+    ) -> WindowStats {
         let settings = self.plan.breaker(row.settings.policy);
-        let (floor_seq, floor_at) =
-            view.map_or((0, Nanos::ZERO), |view| (view.floor_seq, view.floor_at));
-        match self.table.window(id.index) {
-            Some(window) if id.index != OTHER_ROW => window::evaluate_since(
-                &window,
-                row.connect_calls,
-                floor_seq,
-                floor_at,
-                self.now,
-                settings,
-            ),
-            _ => WindowStats {
-                calls: 0,
-                failures: 0,
-                failure_rate: 0.0,
-                consecutive: 0,
-                trip: None,
-            },
-        }
+        let floor = view
+            .zip(kind.index())
+            .map_or(Floor::default(), |(view, place)| view.floors[place]);
+        let last_seq = match kind {
+            WindowKind::Exchanges => row.exchange_calls,
+            WindowKind::Connects | WindowKind::None => row.connect_calls,
+        };
+        let window = if id.index == OTHER_ROW {
+            bytemuck::Zeroable::zeroed()
+        } else {
+            self.table
+                .window(id.index, kind)
+                .unwrap_or(bytemuck::Zeroable::zeroed())
+        };
+        let last_seq = if id.index == OTHER_ROW { 0 } else { last_seq };
+        window::evaluate_since(
+            kind, &window, last_seq, floor.seq, floor.at, self.now, settings,
+        )
     }
 }
 
@@ -167,9 +189,11 @@ pub fn failures(row: &KernelRow) -> Failures {
         refused: row.failed_refused,
         connect_timeout: row.failed_connect_timeout,
         unreachable: row.failed_unreachable,
-        reset: row.failed_reset,
-        gave_up: row.failed_gave_up,
-        other: row.failed_other,
+        reset: row.failed_reset + row.exchange_reset,
+        closed_early: row.exchange_closed_early,
+        gave_up: row.failed_gave_up + row.exchange_gave_up,
+        status: row.exchange_status,
+        other: row.failed_other + row.exchange_other,
         ..Failures::default()
     }
 }
@@ -188,11 +212,7 @@ pub fn state(state: State) -> api::State {
 /// A core reason in the words of the interface.
 pub fn reason(reason: Reason) -> api::Reason {
     api::Reason {
-        window: match reason.window {
-            WindowKind::Connects => api::Window::Connects,
-            WindowKind::Exchanges => api::Window::Exchanges,
-            WindowKind::None => api::Window::None,
-        },
+        window: window_kind(reason.window),
         kind: match reason.kind {
             ReasonKind::FailureRate => api::ReasonKind::FailureRate,
             ReasonKind::ConsecutiveFailures => api::ReasonKind::ConsecutiveFailures,
@@ -203,5 +223,14 @@ pub fn reason(reason: Reason) -> api::Reason {
         },
         value: reason.value,
         threshold: reason.threshold,
+    }
+}
+
+/// A window in the words of the interface.
+pub fn window_kind(kind: WindowKind) -> api::Window {
+    match kind {
+        WindowKind::Connects => api::Window::Connects,
+        WindowKind::Exchanges => api::Window::Exchanges,
+        WindowKind::None => api::Window::None,
     }
 }

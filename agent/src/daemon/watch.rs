@@ -91,7 +91,7 @@ async fn until(at: Option<Instant>) {
 
 fn digest(file: &Path) -> Option<u64> {
     let mut hasher = DefaultHasher::new();
-    std::fs::read(file).ok()?.hash(&mut hasher);
+    crate::policy::read_file(file).ok()?.hash(&mut hasher);
     Some(hasher.finish())
 }
 

@@ -244,7 +244,7 @@ impl<'a> Btf<'a> {
             net_inum: byte("net", &["ns", "inum"]),
             task_flags: byte("task_struct", &["flags"]),
             user_timeout: byte("inet_connection_sock", &["icsk_user_timeout"]),
-            reserved: 0,
+            sock_shutdown: byte("sock", &["sk_shutdown"]),
         }
     }
 }
@@ -267,6 +267,7 @@ mod tests {
             offsets.net_inum,
             offsets.task_flags,
             offsets.user_timeout,
+            offsets.sock_shutdown,
         ] {
             assert_ne!(offset, NO_OFFSET, "{offsets:?}");
         }

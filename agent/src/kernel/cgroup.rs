@@ -151,10 +151,7 @@ pub fn relative(mount: &Path, path: &Path) -> String {
         return "/".to_owned();
     }
     // Whoever may make cgroups may name them: nothing of that goes to a terminal or a log as it is.
-    relative
-        .chars()
-        .map(|c| if c.is_control() { '?' } else { c })
-        .collect()
+    relative.chars().map(super::events::printable).collect()
 }
 
 #[cfg(test)]

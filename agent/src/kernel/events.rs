@@ -14,8 +14,19 @@ pub fn comm(raw: &[u8]) -> String {
     let end = raw.iter().position(|b| *b == 0).unwrap_or(raw.len());
     String::from_utf8_lossy(&raw[..end])
         .chars()
-        .map(|c| if c.is_control() { '?' } else { c })
+        .map(printable)
         .collect()
+}
+
+/// The character, or `?` for one that does something to a terminal or to the order of a line
+/// instead of being shown: control characters, and those that change direction or have no width.
+pub fn printable(c: char) -> char {
+    let invisible = matches!(
+        c,
+        '\u{ad}' | '\u{61c}' | '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}'
+            | '\u{2060}'..='\u{206f}' | '\u{feff}' | '\u{fff9}'..='\u{fffb}' | '\u{e0000}'..='\u{e007f}'
+    );
+    if c.is_control() || invisible { '?' } else { c }
 }
 
 #[cfg(test)]

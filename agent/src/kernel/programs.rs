@@ -14,9 +14,9 @@ use aya::{
     Ebpf, EbpfLoader,
     maps::{HashMap, LpmTrie, Map, MapData, Queue, RingBuf, lpm_trie::Key},
     programs::{
-        CgroupAttachMode, CgroupSock, CgroupSockAddr, Iter, Program, SockOps,
-        cgroup_sock::CgroupSockLinkId, cgroup_sock_addr::CgroupSockAddrLinkId,
-        sock_ops::SockOpsLinkId,
+        CgroupAttachMode, CgroupSkb, CgroupSkbAttachType, CgroupSock, CgroupSockAddr, Iter,
+        Program, SockOps, cgroup_skb::CgroupSkbLinkId, cgroup_sock::CgroupSockLinkId,
+        cgroup_sock_addr::CgroupSockAddrLinkId, sock_ops::SockOpsLinkId,
     },
 };
 use bytemuck::Pod;
@@ -31,7 +31,14 @@ static OBJECT: &[u8] = aya::include_bytes_aligned!(concat!(
 ));
 
 /// Hooks that a cgroup gets, as shown in `attached{hook}`.
-pub const HOOKS: [&str; 4] = ["connect4", "connect6", "sock_ops", "sock_release"];
+pub const HOOKS: [&str; 6] = [
+    "connect4",
+    "connect6",
+    "sock_ops",
+    "sock_release",
+    "egress",
+    "ingress",
+];
 
 /// Sizes of the maps.
 #[derive(Clone, Copy, Debug)]
@@ -53,6 +60,8 @@ struct Links {
     release: Option<CgroupSockLinkId>,
     connect4: Option<CgroupSockAddrLinkId>,
     connect6: Option<CgroupSockAddrLinkId>,
+    egress: Option<CgroupSkbLinkId>,
+    ingress: Option<CgroupSkbLinkId>,
 }
 
 /// One attached cgroup.
@@ -107,6 +116,7 @@ impl Kernel {
             .map_max_entries("KEYS", options.max_destinations)
             .map_max_entries("ROWS", options.max_destinations + 1)
             .map_max_entries("CONNECT_WINDOWS", options.max_destinations + 1)
+            .map_max_entries("EXCHANGE_WINDOWS", options.max_destinations + 1)
             .map_max_entries("FREE_ROWS", options.max_destinations)
             .map_max_entries("HISTOGRAMS", options.histograms)
             .map_max_entries("FREE_HISTOGRAMS", options.histograms)
@@ -121,6 +131,7 @@ impl Kernel {
             counters: mapped(&mut ebpf, "COUNTERS", 1)?,
             rows: mapped(&mut ebpf, "ROWS", rows)?,
             windows: mapped(&mut ebpf, "CONNECT_WINDOWS", rows)?,
+            exchange_windows: mapped(&mut ebpf, "EXCHANGE_WINDOWS", rows)?,
             histograms: mapped(&mut ebpf, "HISTOGRAMS", options.histograms)?,
             policies: mapped(&mut ebpf, "POLICIES", options.policies)?,
         };
@@ -355,6 +366,11 @@ fn load_programs(ebpf: &mut Ebpf, types: &aya::Btf) -> Result<bool> {
     program::<CgroupSock>(ebpf, "release")?
         .load()
         .map_err(|e| refused("release", &e))?;
+    for name in ["sent", "received"] {
+        program::<CgroupSkb>(ebpf, name)?
+            .load()
+            .map_err(|e| refused(name, &e))?;
+    }
     // An extra: without it, a pending connect keeps our timeout over a stop.
     match program::<Iter>(ebpf, "settle")?.load("tcp", types) {
         Ok(()) => Ok(true),
@@ -398,6 +414,11 @@ fn attach_each(ebpf: &mut Ebpf, cgroup: &File, links: &mut Links) -> Result<()> 
     links.follow = Some(follow.context("attach sock_ops")?);
     let release = program::<CgroupSock>(ebpf, "release")?.attach(cgroup, mode);
     links.release = Some(release.context("attach sock_release")?);
+    let (out, back) = (CgroupSkbAttachType::Egress, CgroupSkbAttachType::Ingress);
+    let egress = program::<CgroupSkb>(ebpf, "sent")?.attach(cgroup, out, mode);
+    links.egress = Some(egress.context("attach egress")?);
+    let ingress = program::<CgroupSkb>(ebpf, "received")?.attach(cgroup, back, mode);
+    links.ingress = Some(ingress.context("attach ingress")?);
     let connect4 = program::<CgroupSockAddr>(ebpf, "connect4")?.attach(cgroup, mode);
     links.connect4 = Some(connect4.context("attach connect4")?);
     let connect6 = program::<CgroupSockAddr>(ebpf, "connect6")?.attach(cgroup, mode);
@@ -410,6 +431,11 @@ fn attach_each(ebpf: &mut Ebpf, cgroup: &File, links: &mut Links) -> Result<()> 
 fn detach_all(ebpf: &mut Ebpf, links: Links) {
     for (name, link) in [("connect4", links.connect4), ("connect6", links.connect6)] {
         if let (Some(link), Ok(p)) = (link, program::<CgroupSockAddr>(ebpf, name)) {
+            let _ = p.detach(link);
+        }
+    }
+    for (name, link) in [("sent", links.egress), ("received", links.ingress)] {
+        if let (Some(link), Ok(p)) = (link, program::<CgroupSkb>(ebpf, name)) {
             let _ = p.detach(link);
         }
     }
@@ -460,7 +486,9 @@ mod tests {
             object.maps["ROWS"].value_size() as usize,
             size_of::<agent_common::Row>()
         );
-        for name in ["connect4", "connect6", "follow", "release", "settle"] {
+        for name in [
+            "connect4", "connect6", "follow", "release", "sent", "received", "settle",
+        ] {
             assert!(object.programs.contains_key(name), "{name}");
         }
     }

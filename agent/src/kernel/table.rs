@@ -10,7 +10,7 @@ use agent_common::{
 };
 
 use super::mapped::Mapped;
-use crate::core::{Nanos, RowId};
+use crate::core::{Nanos, RowId, WindowKind};
 
 /// All mapped arrays. Words are written by one side each, as the ABI says at each field.
 pub struct Table {
@@ -18,6 +18,7 @@ pub struct Table {
     pub(super) counters: Mapped<Counters>,
     pub(super) rows: Mapped<Row>,
     pub(super) windows: Mapped<CallWindow>,
+    pub(super) exchange_windows: Mapped<CallWindow>,
     pub(super) histograms: Mapped<Histogram>,
     pub(super) policies: Mapped<Settings>,
 }
@@ -57,6 +58,7 @@ impl Table {
             + self.counters.bytes()
             + self.rows.bytes()
             + self.windows.bytes()
+            + self.exchange_windows.bytes()
             + self.histograms.bytes()
             + self.policies.bytes()
     }
@@ -156,16 +158,31 @@ impl Table {
         })
     }
 
-    /// Number of the last call in the row's window, and the number of failures.
-    pub fn calls(&self, index: u32) -> (u64, u64) {
+    /// Number of the last call in each of the row's windows (connects, exchanges).
+    pub fn last_seqs(&self, index: u32) -> [u64; 2] {
+        [WindowKind::Connects, WindowKind::Exchanges].map(|kind| self.calls(index, kind).0)
+    }
+
+    /// Number of the last call in one of the row's windows, and the number of failures.
+    pub fn calls(&self, index: u32, kind: WindowKind) -> (u64, u64) {
         let Some(row) = self.rows.get(index) else {
             return (0, 0);
         };
         // SAFETY: within the mapping.
         unsafe {
+            let (calls, failures) = match kind {
+                WindowKind::Exchanges => (
+                    &raw mut (*row).exchange_calls,
+                    &raw mut (*row).exchange_failures,
+                ),
+                WindowKind::Connects | WindowKind::None => (
+                    &raw mut (*row).connect_calls,
+                    &raw mut (*row).connect_failures,
+                ),
+            };
             (
-                word(&raw mut (*row).connect_calls).load(Ordering::Acquire),
-                word(&raw mut (*row).connect_failures).load(Ordering::Acquire),
+                word(calls).load(Ordering::Acquire),
+                word(failures).load(Ordering::Acquire),
             )
         }
     }
@@ -179,14 +196,14 @@ impl Table {
         unsafe { word(&raw mut (*row).probe_slots).load(Ordering::Acquire) }
     }
 
-    /// A copy of the row's window of connects.
-    pub fn window(&self, index: u32) -> Option<CallWindow> {
-        self.windows.read(index)
+    /// A copy of one of the row's windows.
+    pub fn window(&self, index: u32, kind: WindowKind) -> Option<CallWindow> {
+        self.windows_of(kind).read(index)
     }
 
-    /// One entry of the row's window of connects.
-    pub fn window_entry(&self, index: u32, slot: usize) -> Option<u32> {
-        let window = self.windows.get(index)?;
+    /// One entry of one of the row's windows.
+    pub fn window_entry(&self, index: u32, kind: WindowKind, slot: usize) -> Option<u32> {
+        let window = self.windows_of(kind).get(index)?;
         // SAFETY: within the mapping, and within the entries.
         (slot < agent_common::window::SLOTS).then(|| unsafe {
             (&raw const (*window).entries)
@@ -194,6 +211,13 @@ impl Table {
                 .add(slot)
                 .read_volatile()
         })
+    }
+
+    fn windows_of(&self, kind: WindowKind) -> &Mapped<CallWindow> {
+        match kind {
+            WindowKind::Exchanges => &self.exchange_windows,
+            WindowKind::Connects | WindowKind::None => &self.windows,
+        }
     }
 
     /// A copy of a histogram by the row's `histogram` field (slot plus one).
@@ -251,18 +275,27 @@ impl Table {
             half(&raw mut (*to).syn_timeout_ticks)
                 .store(settings.syn_timeout_ticks, Ordering::Release);
             half(&raw mut (*to).gave_up_ms).store(settings.gave_up_ms, Ordering::Release);
+            half(&raw mut (*to).slow_call_us).store(settings.slow_call_us, Ordering::Release);
+            half(&raw mut (*to).fail_status).store(settings.fail_status, Ordering::Release);
+            half(&raw mut (*to).exchange_gave_up_ms)
+                .store(settings.exchange_gave_up_ms, Ordering::Release);
             half(&raw mut (*to).policy).store(settings.policy, Ordering::Release);
             half(&raw mut (*to).flags).store(settings.flags, Ordering::Release);
         }
     }
 
-    /// Sets when a program that closes an unanswered connect counts as having given up, ms.
-    pub fn set_gave_up(&self, id: RowId, ms: u32) {
+    /// Sets when a program that closes before an answer counts as having given up, ms: for a
+    /// connect, and for an exchange.
+    pub fn set_gave_up(&self, id: RowId, ms: u32, exchange_ms: u32) {
         let Some(row) = self.rows.get(id.index) else {
             return;
         };
         // SAFETY: within the mapping.
-        unsafe { half(&raw mut (*row).settings.gave_up_ms).store(ms, Ordering::Release) };
+        unsafe {
+            half(&raw mut (*row).settings.gave_up_ms).store(ms, Ordering::Release);
+            half(&raw mut (*row).settings.exchange_gave_up_ms)
+                .store(exchange_ms, Ordering::Release);
+        }
     }
 
     /// Settings of a policy, for rows that the kernel creates.
@@ -298,5 +331,7 @@ impl Table {
         empty.incarnation = row.incarnation;
         self.rows.write(index, empty);
         self.windows.write(index, bytemuck::Zeroable::zeroed());
+        self.exchange_windows
+            .write(index, bytemuck::Zeroable::zeroed());
     }
 }

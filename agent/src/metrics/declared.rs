@@ -55,13 +55,13 @@ metrics! {
     Counter row ESTABLISHED = "established_total" []:
         "Connects established.";
     Counter row FAILURES = "failures_total" ["kind"]:
-        "Calls that the destination failed, by outcome.";
+        "Connects and exchanges that the destination failed, by outcome.";
     Counter row ABANDONED = "abandoned_total" []:
-        "Connects that the program itself closed before an answer; never a failure.";
+        "Connects and exchanges that the program itself ended before an answer; never a failure.";
     Counter row REJECTED = "rejected_total" ["reason"]:
-        "Calls refused by Backstop, by reason; they never reached the destination.";
+        "Connects refused by Backstop, by reason; they never reached the destination.";
     Counter row WOULD_REJECT = "would_reject_total" ["reason"]:
-        "Calls that observe mode let pass and enforce mode would have refused, by reason.";
+        "Connects that observe mode let pass and enforce mode would have refused, by reason.";
     Counter row TIMEOUTS = "timeouts_total" ["kind"]:
         "Calls ended by a timeout of Backstop, by timeout.";
     Gauge row BREAKER_STATE = "breaker_state" ["state"]:
@@ -70,8 +70,10 @@ metrics! {
         "Changes of the breaker's state.";
     Histogram row CONNECT_DURATION = "connect_duration_seconds" []:
         "Time from SYN to established, of established connects.";
+    Histogram row RESPONSE_DURATION = "response_duration_seconds" []:
+        "Time from the first byte of a request to the first byte of its answer.";
     Gauge row IN_FLIGHT = "in_flight" []:
-        "Connects begun that have no outcome yet.";
+        "Connects and exchanges begun that have no outcome yet.";
     Counter node EVENTS_LOST = "events_lost_total" []:
         "Kernel events that found no room in the ring buffer; counters do not depend on them.";
     Gauge node DESTINATIONS = "destinations" []:

@@ -1,14 +1,11 @@
 //! From the kernel's 384 log-linear buckets to the few of a Prometheus histogram.
 
 use std::{
-    sync::{
-        LazyLock,
-        atomic::{AtomicU64, Ordering::Relaxed},
-    },
+    sync::atomic::{AtomicU64, Ordering::Relaxed},
     time::Duration,
 };
 
-use agent_common::histogram::{BUCKETS, lower_bound};
+use agent_common::histogram::lower_bound;
 
 /// Upper bounds of `connect_duration_seconds`, microseconds: a connect takes from half a
 /// millisecond (one host, one rack) over a SYN that was lost (1 s) and the default timeout (2 s) to
@@ -16,6 +13,13 @@ use agent_common::histogram::{BUCKETS, lower_bound};
 pub const CONNECT_BOUNDS: [u64; 14] = [
     500, 1_000, 2_000, 5_000, 10_000, 20_000, 50_000, 100_000, 200_000, 500_000, 1_000_000,
     2_000_000, 5_000_000, 10_000_000,
+];
+
+/// Upper bounds of `response_duration_seconds`, microseconds: from half a millisecond (a cache in the
+/// same rack) to a minute, where the read timeouts of most clients end.
+pub const RESPONSE_BOUNDS: [u64; 16] = [
+    500, 1_000, 2_000, 5_000, 10_000, 20_000, 50_000, 100_000, 200_000, 500_000, 1_000_000,
+    2_000_000, 5_000_000, 10_000_000, 30_000_000, 60_000_000,
 ];
 
 /// Upper bounds of `reaction_seconds`, microseconds: 0.1 ms is what the event thread takes when it
@@ -50,19 +54,16 @@ impl Cumulative {
     }
 }
 
-/// For each kernel bucket the first of [`CONNECT_BOUNDS`] that takes it: the one that its middle
-/// does not exceed, so that a value counts within half a bucket's width (3.2 %) of where it is.
-static TAKEN_BY: LazyLock<[usize; BUCKETS]> = LazyLock::new(|| {
-    std::array::from_fn(|bucket| {
-        let middle = u64::midpoint(lower_bound(bucket), lower_bound(bucket + 1) - 1);
-        CONNECT_BOUNDS.partition_point(|bound| *bound < middle)
-    })
-});
-
-/// Cumulative counts at [`CONNECT_BOUNDS`] from calls per kernel bucket; without buckets only
-/// count and sum. `count` is raised to the sum of the buckets if it is less (the two are not read
-/// at one instant).
-pub fn connect_cumulative(buckets: &[u64], count: u64, sum_us: u64) -> Cumulative {
+/// Cumulative counts at `bounds` (us, rising) from calls per kernel bucket; without buckets only count
+/// and sum. A kernel bucket goes to the first bound that its middle does not exceed, so that a value
+/// counts within half a bucket's width (3.2 %) of where it is. `count` is raised to the sum of the
+/// buckets if it is less (the two are not read at one instant).
+pub fn cumulative<const N: usize>(
+    bounds: &[u64; N],
+    buckets: &[u64],
+    count: u64,
+    sum_us: u64,
+) -> Cumulative {
     if buckets.is_empty() {
         return Cumulative {
             buckets: Vec::new(),
@@ -70,20 +71,23 @@ pub fn connect_cumulative(buckets: &[u64], count: u64, sum_us: u64) -> Cumulativ
             sum_us,
         };
     }
-    let mut at = [0u64; CONNECT_BOUNDS.len() + 1];
-    for (calls, taken_by) in buckets.iter().zip(TAKEN_BY.iter()) {
-        at[*taken_by] = at[*taken_by].saturating_add(*calls);
+    let mut at = [0u64; N];
+    let mut beyond = 0u64;
+    for (bucket, calls) in buckets.iter().enumerate().filter(|(_, calls)| **calls > 0) {
+        let middle = u64::midpoint(lower_bound(bucket), lower_bound(bucket + 1) - 1);
+        let taken_by = bounds.partition_point(|bound| *bound < middle);
+        let sum = at.get_mut(taken_by).unwrap_or(&mut beyond);
+        *sum = sum.saturating_add(*calls);
     }
     let mut up_to = 0u64;
-    let cumulative = CONNECT_BOUNDS.iter().zip(at).map(|(bound, calls)| {
+    let cumulative = bounds.iter().zip(at).map(|(bound, calls)| {
         up_to = up_to.saturating_add(calls);
         (*bound, up_to)
     });
     let buckets = cumulative.collect();
-    let all = up_to.saturating_add(at[CONNECT_BOUNDS.len()]);
     Cumulative {
         buckets,
-        count: count.max(all),
+        count: count.max(up_to.saturating_add(beyond)),
         sum_us,
     }
 }

@@ -9,7 +9,9 @@ mod render;
 #[cfg(test)]
 mod tests;
 
-pub use histogram::{CONNECT_BOUNDS, Cumulative, REACTION_BOUNDS, Reaction, connect_cumulative};
+pub use histogram::{
+    CONNECT_BOUNDS, Cumulative, REACTION_BOUNDS, RESPONSE_BOUNDS, Reaction, cumulative,
+};
 pub use render::{RenderError, SERIES_ROWS, render};
 
 use crate::control::api::{Failures, ReasonKind, Rejections, State};
@@ -55,9 +57,9 @@ pub struct RowMetrics {
     pub attempts: u64,
     /// Connects established.
     pub established: u64,
-    /// Connects under way.
+    /// Connects and exchanges without an answer yet.
     pub in_flight: u64,
-    /// Connects that the program gave up itself.
+    /// Connects and exchanges that the program ended itself before an answer.
     pub abandoned: u64,
     /// Failed calls by outcome.
     pub failures: Failures,
@@ -70,7 +72,9 @@ pub struct RowMetrics {
     /// Changes of state so far.
     pub transitions: Vec<Transition>,
     /// Latencies of established connects.
-    pub connect: ConnectLatencies,
+    pub connect: Latencies,
+    /// Latencies of answered exchanges.
+    pub response: Latencies,
 }
 
 /// How often a breaker went from one state to another for one reason.
@@ -86,9 +90,9 @@ pub struct Transition {
     pub count: u64,
 }
 
-/// Latencies of established connects since the row exists.
+/// Latencies of one kind of call since the row exists.
 #[derive(Clone, Debug, Default)]
-pub struct ConnectLatencies {
+pub struct Latencies {
     /// All of them.
     pub count: u64,
     /// Their sum, us.

@@ -8,12 +8,12 @@ use prometheus::{
 };
 
 use super::{
-    Cumulative, NodeMetrics, RowMetrics, connect_cumulative,
+    CONNECT_BOUNDS, Cumulative, NodeMetrics, RESPONSE_BOUNDS, RowMetrics, cumulative,
     declared::{self, Kind, Metric, ROW_LABELS},
 };
 use crate::control::api::{Failures, ReasonKind, Rejections, State, TimeoutKind};
 
-/// Label sets that get series of their own; a row has some 45, so that a full page is about 25 MB.
+/// Label sets that get series of their own; a row has some 65, so that a full page is about 35 MB.
 /// Rows beyond them are added up as destination `other`.
 pub const SERIES_ROWS: usize = 4096;
 
@@ -25,14 +25,16 @@ const OTHER: &str = "other";
 #[error("writing metrics: {0}")]
 pub struct RenderError(#[from] prometheus::Error);
 
-/// Outcomes of connects: always shown, so that a rate is there from the first failure on. The
-/// others appear with their first.
-const CONNECT_OUTCOMES: [&str; 6] = [
+/// Outcomes that this version knows: always shown, so that a rate is there from the first failure on.
+/// Others would appear with their first.
+const OUTCOMES: [&str; 8] = [
     "refused",
     "connect_timeout",
     "unreachable",
     "reset",
+    "closed_early",
     "gave_up",
+    "status",
     "other",
 ];
 
@@ -98,6 +100,7 @@ struct Series {
     would_reject: BTreeMap<&'static str, u64>,
     transitions: BTreeMap<(State, State, ReasonKind), u64>,
     connect: Cumulative,
+    response: Cumulative,
 }
 
 /// Which of two states to show: the one that hurts more.
@@ -140,7 +143,7 @@ impl Series {
         add(
             &mut self.failures,
             &Failures::each(&row.failures),
-            &CONNECT_OUTCOMES,
+            &OUTCOMES,
         );
         let always = ["breaker"];
         add(
@@ -158,12 +161,12 @@ impl Series {
             let sum = self.transitions.entry(key).or_default();
             *sum = sum.saturating_add(transition.count);
         }
-        let latencies = &row.connect;
-        self.connect.add(&connect_cumulative(
-            &latencies.buckets,
-            latencies.count,
-            latencies.sum_us,
-        ));
+        let of = &row.connect;
+        let connect = cumulative(&CONNECT_BOUNDS, &of.buckets, of.count, of.sum_us);
+        self.connect.add(&connect);
+        let of = &row.response;
+        let response = cumulative(&RESPONSE_BOUNDS, &of.buckets, of.count, of.sum_us);
+        self.response.add(&response);
     }
 
     fn write(&self, page: &mut Page, row: [&str; 3]) {
@@ -193,6 +196,7 @@ impl Series {
             page.number(declared::TRANSITIONS, &row, &labels, *count);
         }
         page.histogram(declared::CONNECT_DURATION, &row, &self.connect);
+        page.histogram(declared::RESPONSE_DURATION, &row, &self.response);
     }
 }
 

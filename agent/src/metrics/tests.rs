@@ -23,6 +23,7 @@ fn row(destination: &str) -> RowMetrics {
         abandoned: 1,
         failures: Failures {
             refused: 3,
+            status: 2,
             ..Failures::default()
         },
         rejected: Rejections {
@@ -37,7 +38,12 @@ fn row(destination: &str) -> RowMetrics {
             reason: ReasonKind::FailureRate,
             count: 2,
         }],
-        connect: ConnectLatencies {
+        connect: Latencies {
+            count: 4,
+            sum_us: 20_030_800,
+            buckets: buckets.clone(),
+        },
+        response: Latencies {
             count: 4,
             sum_us: 20_030_800,
             buckets,
@@ -101,7 +107,9 @@ fn samples_have_their_labels_and_values() {
         |name: &str, more: &str| value(&page, &format!("backstop_{name}{{{labels}{more}}} "));
     assert_eq!(sample("attempts_total", ""), 9.0);
     assert_eq!(sample("failures_total", r#",kind="refused""#), 3.0);
+    assert_eq!(sample("failures_total", r#",kind="status""#), 2.0);
     assert_eq!(sample("failures_total", r#",kind="gave_up""#), 0.0);
+    assert_eq!(sample("failures_total", r#",kind="closed_early""#), 0.0);
     assert_eq!(sample("rejected_total", r#",reason="breaker""#), 7.0);
     assert_eq!(sample("breaker_state", r#",state="closed""#), 1.0);
     assert_eq!(sample("breaker_state", r#",state="half_open""#), 0.0);
@@ -124,6 +132,12 @@ fn samples_have_their_labels_and_values() {
         4.0
     );
     assert_eq!(sample("connect_duration_seconds_sum", ""), 20.0308);
+    let response = |more: &str| sample("response_duration_seconds_bucket", more);
+    assert_eq!(response(r#",le="0.0005""#), 2.0);
+    assert_eq!(response(r#",le="10""#), 3.0);
+    assert_eq!(response(r#",le="30""#), 4.0);
+    assert_eq!(response(r#",le="60""#), 4.0);
+    assert_eq!(sample("response_duration_seconds_count", ""), 4.0);
     assert_eq!(
         value(&page, "backstop_reaction_seconds_bucket{le=\"0.0002\"} "),
         1.0
@@ -187,9 +201,9 @@ proptest! {
             buckets[bucket(*us)] += 1;
         }
         let all = values.len() as u64;
-        let cumulative = connect_cumulative(&buckets, all, 0);
+        let cumulative = cumulative(&RESPONSE_BOUNDS, &buckets, all, 0);
         prop_assert_eq!(cumulative.count, all);
-        prop_assert_eq!(cumulative.buckets.len(), CONNECT_BOUNDS.len());
+        prop_assert_eq!(cumulative.buckets.len(), RESPONSE_BOUNDS.len());
         let mut before = 0;
         for (bound, up_to) in &cumulative.buckets {
             // A kernel bucket is at most a sixteenth wide: nothing is further off than that.
@@ -207,10 +221,10 @@ proptest! {
         b in prop::collection::vec(0u64..1000, BUCKETS..=BUCKETS),
     ) {
         let count = |buckets: &[u64]| buckets.iter().sum();
-        let mut sum = connect_cumulative(&a, count(&a), 3);
-        sum.add(&connect_cumulative(&b, count(&b), 4));
+        let mut sum = cumulative(&CONNECT_BOUNDS, &a, count(&a), 3);
+        sum.add(&cumulative(&CONNECT_BOUNDS, &b, count(&b), 4));
         let both: Vec<u64> = a.iter().zip(&b).map(|(a, b)| a + b).collect();
-        prop_assert_eq!(sum, connect_cumulative(&both, count(&both), 7));
+        prop_assert_eq!(sum, cumulative(&CONNECT_BOUNDS, &both, count(&both), 7));
     }
 
     #[test]

@@ -30,7 +30,13 @@ mod workload;
 #[cfg(test)]
 mod tests;
 
-use std::{fs::File, io::Read, path::Path, sync::OnceLock};
+use std::{
+    fs::OpenOptions,
+    io::{self, Read},
+    os::unix::fs::OpenOptionsExt as _,
+    path::Path,
+    sync::OnceLock,
+};
 
 pub use destination::{Destination, DestinationArg, DestinationError};
 pub use diff::{Change, diff};
@@ -63,13 +69,10 @@ const MAX_FILE: u64 = 1 << 20;
 /// as [`parse_str`].
 pub fn load(path: &Path) -> Result<Config, ConfigError> {
     let name = path.display().to_string();
-    let mut bytes = Vec::new();
-    File::open(path)
-        .and_then(|file| file.take(MAX_FILE + 1).read_to_end(&mut bytes))
-        .map_err(|error| {
-            let what = format!("the configuration file cannot be read: {error}");
-            ConfigError::whole_file(&name, what, String::new())
-        })?;
+    let bytes = read_file(path).map_err(|error| {
+        let what = format!("the configuration file cannot be read: {error}");
+        ConfigError::whole_file(&name, what, String::new())
+    })?;
     if bytes.len() as u64 > MAX_FILE {
         let what = "the configuration file is too large".to_owned();
         return Err(ConfigError::whole_file(
@@ -88,6 +91,25 @@ pub fn load(path: &Path) -> Result<Config, ConfigError> {
         ConfigError::whole_file(&name, what, "UTF-8 text".to_owned())
     })?;
     parse_str(&name, &text)
+}
+
+/// Reads a regular file, up to one byte more than [`MAX_FILE`]. Never waits: a pipe or a device in
+/// the file's place is an error.
+///
+/// # Errors
+///
+/// What the system says, or that it is no regular file.
+pub fn read_file(path: &Path) -> io::Result<Vec<u8>> {
+    let file = OpenOptions::new()
+        .read(true)
+        .custom_flags(libc::O_NONBLOCK)
+        .open(path)?;
+    if !file.metadata()?.is_file() {
+        return Err(io::Error::other("not a regular file"));
+    }
+    let mut bytes = Vec::new();
+    file.take(MAX_FILE + 1).read_to_end(&mut bytes)?;
+    Ok(bytes)
 }
 
 /// Reads and checks a configuration. `file` is only what problems are reported under.

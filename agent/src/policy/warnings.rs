@@ -8,8 +8,9 @@ use super::{
     settings::OFF,
 };
 
-/// Settings that are read and checked, but that nothing acts upon yet. Entries come off this list
-/// as the parts are built; a section goes by its name and a dot.
+/// Settings of which not all values are acted upon yet: "off" and what is built in are (of
+/// `failure_status` that is 5xx), anything else is read and checked only. Entries come off this list
+/// as the parts are built.
 pub(super) const NOT_ENFORCED: &[&str] = &[
     "timeouts.read",
     "timeouts.write",
@@ -17,8 +18,6 @@ pub(super) const NOT_ENFORCED: &[&str] = &[
     "timeouts.stall",
     "timeouts.keepalive",
     "timeouts.read_action",
-    "breaker.slow_call",
-    "breaker.slow_call_rate",
     "breaker.hung",
     "breaker.scope",
     "breaker.max_open_share",

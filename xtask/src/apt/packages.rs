@@ -59,6 +59,11 @@ pub const TESTS: &[Package] = &[
     ),
     package("hey", "many connections at once"),
     package("wrk", "throughput on keep-alive connections"),
+    package("apache2-utils", "ab: counts the answers that it gets"),
+    package(
+        "nghttp2-client",
+        "h2load: counts the answers that it gets, HTTP/2 too",
+    ),
     package(
         "iproute2",
         "namespaces, links, routes: the faults that tests make",

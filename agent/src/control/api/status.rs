@@ -132,11 +132,11 @@ pub struct Row {
     pub established: u64,
     /// Exchanges answered.
     pub responses: u64,
-    /// Connects under way.
+    /// Connects and exchanges without an answer yet.
     pub in_flight: u64,
-    /// Connects that the program gave up itself; never a failure.
+    /// Connects and exchanges that the program ended itself before an answer; never a failure.
     pub abandoned: u64,
-    /// Resets of reused connections that had been idle.
+    /// Resets and closes of reused connections that had been idle; never a failure.
     pub stale: u64,
     /// Connects that never sent a SYN.
     pub local: u64,

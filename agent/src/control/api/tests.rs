@@ -255,9 +255,34 @@ fn durations_of_for() {
     ] {
         let message = parse_for(bad).unwrap_err();
         assert!(
-            message.contains("want a duration from 1ms"),
+            message.contains("want a duration from 1ms") && !message.starts_with("for:"),
             "{bad}: {message}"
         );
+    }
+}
+
+#[test]
+fn workloads_that_cannot_be() {
+    for good in [
+        "/",
+        "a",
+        "system.slice/billing.service",
+        "a..b/c",
+        "ns/pod",
+        "ä b",
+    ] {
+        assert_eq!(check_workload(good), Ok(()), "{good}");
+    }
+    let long = "x".repeat(4097);
+    for bad in [
+        "", "//", "/a", "a/", "..", "a/..", "../a", "a/../b", "a\nb", "\u{7f}", &long,
+    ] {
+        let message = check_workload(bad).unwrap_err();
+        assert!(
+            message.contains("a cgroup path below the v2 mount without leading slash"),
+            "{bad}: {message}"
+        );
+        assert!(message.len() < 400, "{message}");
     }
 }
 

@@ -2,11 +2,14 @@
 //! asked.
 
 use std::{
-    sync::{Arc, Mutex, MutexGuard},
+    sync::{
+        Arc, Mutex, MutexGuard,
+        atomic::{AtomicUsize, Ordering},
+    },
     time::Duration,
 };
 
-use tokio::sync::broadcast;
+use tokio::sync::{Semaphore, broadcast};
 
 use crate::control::{
     Answer, Backend, EventFeed, Manual,
@@ -19,6 +22,12 @@ use crate::control::{
 /// Answers at once and notes what it was asked.
 pub(crate) struct Fake {
     asked: Mutex<Vec<String>>,
+    /// The page of metrics.
+    pub(crate) page: Mutex<String>,
+    /// Rows of the whole status, beside the two that are always there.
+    pub(crate) rows: AtomicUsize,
+    /// Answers to the whole status and to metrics wait for one of these each.
+    pub(crate) go: Arc<Semaphore>,
     pub(crate) health: Mutex<Health>,
     pub(crate) kept: Mutex<Vec<Arc<EventRecord>>>,
     pub(crate) publisher: broadcast::Sender<Arc<EventRecord>>,
@@ -28,6 +37,9 @@ impl Fake {
     pub(crate) fn new() -> Arc<Self> {
         Arc::new(Self {
             asked: Mutex::default(),
+            page: Mutex::new("# HELP x y\n".to_owned()),
+            rows: AtomicUsize::new(0),
+            go: Arc::new(Semaphore::new(Semaphore::MAX_PERMITS)),
             health: Mutex::new(Health {
                 alive: true,
                 ready: true,
@@ -40,6 +52,14 @@ impl Fake {
 
     fn note(&self, what: String) {
         self.asked.lock().unwrap().push(what);
+    }
+
+    fn when_told<T: Send + 'static>(&self, answer: T) -> Answer<T> {
+        let go = Arc::clone(&self.go);
+        Box::pin(async move {
+            go.acquire().await.unwrap().forget();
+            Ok(answer)
+        })
     }
 
     pub(crate) fn asked(&self) -> MutexGuard<'_, Vec<String>> {
@@ -57,10 +77,12 @@ impl Backend for Fake {
         let mut worse = api_tests::row("10.0.0.9:80");
         worse.failures.refused = 3;
         ready(match destination.as_deref() {
-            None => Ok(api_tests::envelope(vec![
-                api_tests::row("10.0.0.5:5432"),
-                worse,
-            ])),
+            None => {
+                let mut rows = vec![api_tests::row("10.0.0.5:5432"), worse];
+                let more = self.rows.load(Ordering::Relaxed);
+                rows.resize(rows.len() + more, api_tests::row("10.0.0.5:5432"));
+                return self.when_told(api_tests::envelope(rows));
+            }
             Some("10.0.0.5:5432") => Ok(api_tests::envelope(vec![api_tests::row("10.0.0.5:5432")])),
             Some("nonsense") => Err(ApiError::BadRequest("nonsense: no port".to_owned())),
             Some("hang:1") => return Box::pin(std::future::pending()),
@@ -123,7 +145,8 @@ impl Backend for Fake {
     }
 
     fn metrics(&self) -> Answer<String> {
-        ready(Ok("# HELP x y\n".to_owned()))
+        self.note("metrics".to_owned());
+        self.when_told(self.page.lock().unwrap().clone())
     }
 
     fn health(&self) -> Health {

@@ -4,6 +4,7 @@ use std::{sync::Arc, time::Duration};
 
 use axum::{
     Extension, Json, Router,
+    body::Body,
     extract::{FromRequestParts, Path, Query, Request, State},
     http::{StatusCode, header, request::Parts},
     middleware::{self, Next},
@@ -12,12 +13,12 @@ use axum::{
 };
 use serde::{Deserialize, de::DeserializeOwned};
 
-use super::{Shared, events};
+use super::{Shared, events, large};
 use crate::control::{
-    Answer, Manual,
+    Manual,
     api::{
         ApiError, ConfigView, ErrorBody, MANUAL_DEFAULT, ManualResult, PauseResult, Peer,
-        ReloadResult, StatusEnvelope, parse_for,
+        ReloadResult, StatusEnvelope, check_workload, parse_for,
     },
 };
 
@@ -112,6 +113,16 @@ impl<S: Send + Sync, T: DeserializeOwned> FromRequestParts<S> for Params<T> {
     type Rejection = ApiError;
 
     async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, ApiError> {
+        // What is no UTF-8 would come out as a text that nobody wrote.
+        let query = parts.uri.query().unwrap_or_default();
+        if percent_encoding::percent_decode_str(query)
+            .decode_utf8()
+            .is_err()
+        {
+            return Err(ApiError::BadRequest(format!(
+                "{query:?} is not UTF-8; want parameters in UTF-8, percent-encoded"
+            )));
+        }
         match Query::<T>::try_from_uri(&parts.uri) {
             Ok(Query(params)) => Ok(Self(params)),
             Err(rejection) => Err(ApiError::BadRequest(rejection.body_text())),
@@ -178,13 +189,16 @@ struct WorkloadParams {
 }
 
 fn duration(text: Option<String>) -> Result<Option<Duration>, ApiError> {
-    text.map(|text| parse_for(&text).map_err(ApiError::BadRequest))
+    text.map(|text| parse_for(&text).map_err(|e| ApiError::BadRequest(format!("for: {e}"))))
         .transpose()
 }
 
 impl Shared {
     /// Waits for the daemon's loop, within reason.
-    async fn answer<T>(&self, answer: Answer<T>) -> Result<T, ApiError> {
+    async fn answer<T>(
+        &self,
+        answer: impl Future<Output = Result<T, ApiError>>,
+    ) -> Result<T, ApiError> {
         let limit = self.limits.answer;
         tokio::time::timeout(limit, answer)
             .await
@@ -195,14 +209,46 @@ impl Shared {
             })
     }
 
-    async fn status(&self, destination: Option<String>) -> Result<Response, ApiError> {
-        let envelope = self.answer(self.backend.status(destination)).await?;
-        // 50,000 rows are some 75 MB of JSON: not on the thread that serves the others.
-        let json = tokio::task::spawn_blocking(move || render(envelope))
-            .await
-            .map_err(|e| ApiError::Internal(format!("writing the status: {e}")))?
-            .map_err(|e| ApiError::Internal(format!("writing the status: {e}")))?;
-        Ok(([(header::CONTENT_TYPE, "application/json")], json).into_response())
+    async fn status(self: Arc<Self>, destination: Option<String>) -> Result<Response, ApiError> {
+        let turn = self.statuses.take().await?;
+        // A task, so that a client that goes does not give its turn to another while its rows are
+        // still in memory.
+        let body = tokio::spawn(async move {
+            let collected = async {
+                let collecting = self.collecting.lock().await;
+                let envelope = self.backend.status(destination).await?;
+                Ok((collecting, envelope))
+            };
+            let (collecting, envelope) = self.answer(collected).await?;
+            // 50,000 rows are some 75 MB of JSON: not on the thread that serves the others.
+            let json = tokio::task::spawn_blocking(move || render(envelope))
+                .await
+                .map_err(|e| ApiError::Internal(format!("writing the status: {e}")))?
+                .map_err(|e| ApiError::Internal(format!("writing the status: {e}")))?;
+            drop(collecting);
+            Ok(large::body(large::returned(json), turn))
+        })
+        .await
+        .map_err(|e| ApiError::Internal(format!("collecting the status: {e}")))??;
+        Ok((
+            [(header::CONTENT_TYPE, "application/json")],
+            Body::from(body),
+        )
+            .into_response())
+    }
+
+    async fn metrics(self: Arc<Self>) -> Result<Response, ApiError> {
+        let turn = self.pages.take().await?;
+        // A task for the same reason, and so that a page once begun serves whoever asks next.
+        let body = tokio::spawn(async move {
+            let made = async { self.backend.metrics().await };
+            let page = self.answer(self.page.get(made)).await?;
+            Ok::<_, ApiError>(large::body(page, turn))
+        })
+        .await
+        .map_err(|e| ApiError::Internal(format!("writing the metrics: {e}")))??;
+        let kind = "text/plain; version=0.0.4; charset=utf-8";
+        Ok(([(header::CONTENT_TYPE, kind)], Body::from(body)).into_response())
     }
 
     async fn manual(
@@ -213,7 +259,7 @@ impl Shared {
         by: Peer,
     ) -> Result<Json<ManualResult>, ApiError> {
         if let Some(workload) = &workload {
-            check_name("workload", workload)?;
+            check_workload(workload).map_err(|e| ApiError::BadRequest(format!("workload: {e}")))?;
         }
         let shown = workload.as_deref().unwrap_or("all").to_owned();
         let asked = self
@@ -344,9 +390,7 @@ async fn resume(
 }
 
 async fn metrics(State(shared): App) -> Result<Response, ApiError> {
-    let text = shared.answer(shared.backend.metrics()).await?;
-    let kind = "text/plain; version=0.0.4; charset=utf-8";
-    Ok(([(header::CONTENT_TYPE, kind)], text).into_response())
+    shared.metrics().await
 }
 
 async fn healthz(State(shared): App) -> Response {

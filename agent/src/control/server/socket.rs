@@ -7,14 +7,15 @@
 use std::{
     fs, io,
     net::SocketAddr,
-    os::unix::{
-        fs::{FileTypeExt, MetadataExt, PermissionsExt},
-        net::UnixStream,
-    },
+    os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt},
     path::{Path, PathBuf},
 };
 
-use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+use rustix::{
+    fd::OwnedFd,
+    io::Errno,
+    net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType},
+};
 use tokio::net::{TcpListener, UnixListener};
 
 /// Why a listener could not be opened.
@@ -35,24 +36,24 @@ pub enum BindError {
         path: PathBuf,
     },
     /// The operating system refused a step.
-    #[error("socket {}: cannot {step}: {source}", .path.display())]
+    #[error("socket {}: cannot {step}: {error}", .path.display())]
     Socket {
         /// The path of the step.
         path: PathBuf,
         /// What was tried.
         step: &'static str,
-        /// What the system said.
-        source: io::Error,
+        /// What the system said; no `source`, as the sentence has it already.
+        error: io::Error,
     },
     /// The TCP listener could not be opened.
     #[error(
-        "listen {address}: {source}; choose another port with --listen, or --listen none to do without"
+        "listen {address}: {error}; choose another port with --listen, or --listen none to do without"
     )]
     Tcp {
         /// The address.
         address: SocketAddr,
-        /// What the system said.
-        source: io::Error,
+        /// What the system said; no `source`, as the sentence has it already.
+        error: io::Error,
     },
 }
 
@@ -96,16 +97,17 @@ pub fn bind_control(
     takeover: bool,
 ) -> Result<(UnixListener, ControlSocket), BindError> {
     let failed = |step| {
-        move |source| BindError::Socket {
+        move |error| BindError::Socket {
             path: path.to_owned(),
             step,
-            source,
+            error,
         }
     };
     let directory = path.parent().unwrap_or(Path::new("."));
     if !directory.as_os_str().is_empty() {
         fs::create_dir_all(directory).map_err(failed("create its directory"))?;
     }
+    remove_stale(directory);
     // A short name: socket paths end after 107 bytes.
     let fresh = directory.join(format!(".b{}", std::process::id()));
     let _ = fs::remove_file(&fresh);
@@ -121,13 +123,50 @@ pub fn bind_control(
     Ok((listener, ControlSocket { path, id }))
 }
 
-fn listen(path: &Path) -> io::Result<std::os::unix::net::UnixListener> {
-    let socket = rustix::net::socket_with(
+/// Removes what agents left that ended between opening a socket and giving it its real name.
+fn remove_stale(directory: &Path) {
+    let directory = match directory.as_os_str().is_empty() {
+        true => Path::new("."),
+        false => directory,
+    };
+    // Best effort: such a file is litter and no harm.
+    for entry in fs::read_dir(directory).into_iter().flatten().flatten() {
+        let name = entry.file_name();
+        let pid = name
+            .to_str()
+            .and_then(|name| name.strip_prefix(".b")?.parse::<u32>().ok())
+            .and_then(|pid| i32::try_from(pid).ok());
+        let socket = entry.file_type().is_ok_and(|kind| kind.is_socket());
+        if let Some(pid) = pid.and_then(rustix::process::Pid::from_raw)
+            && socket
+            && rustix::process::test_kill_process(pid) == Err(Errno::SRCH)
+            // Of another process namespace, perhaps.
+            && !is_live(&entry.path())
+        {
+            let _ = fs::remove_file(entry.path());
+        }
+    }
+}
+
+/// Whether somebody listens there. A full backlog is a process that does not accept: one that is
+/// stopped, but alive. To wait for it could take for ever.
+fn is_live(path: &Path) -> bool {
+    let connected = SocketAddrUnix::new(path)
+        .and_then(|address| rustix::net::connect(stream_socket()?, &address));
+    matches!(connected, Ok(()) | Err(Errno::AGAIN))
+}
+
+fn stream_socket() -> Result<OwnedFd, Errno> {
+    rustix::net::socket_with(
         AddressFamily::UNIX,
         SocketType::STREAM,
         SocketFlags::CLOEXEC | SocketFlags::NONBLOCK,
         None,
-    )?;
+    )
+}
+
+fn listen(path: &Path) -> io::Result<std::os::unix::net::UnixListener> {
+    let socket = stream_socket()?;
     rustix::net::bind(&socket, &SocketAddrUnix::new(path)?)?;
     fs::set_permissions(path, fs::Permissions::from_mode(0o600))?;
     rustix::net::listen(&socket, 128)?;
@@ -137,10 +176,10 @@ fn listen(path: &Path) -> io::Result<std::os::unix::net::UnixListener> {
 /// Gives the open socket its real name.
 fn place(fresh: &Path, path: &Path, takeover: bool) -> Result<(), BindError> {
     let failed = |step| {
-        move |source| BindError::Socket {
+        move |error| BindError::Socket {
             path: path.to_owned(),
             step,
-            source,
+            error,
         }
     };
     if !takeover {
@@ -156,7 +195,7 @@ fn place(fresh: &Path, path: &Path, takeover: bool) -> Result<(), BindError> {
         Ok(metadata) if !metadata.file_type().is_socket() => {
             return Err(BindError::NotASocket { path: path.into() });
         }
-        Ok(_) if !takeover && UnixStream::connect(path).is_ok() => {
+        Ok(_) if !takeover && is_live(path) => {
             return Err(BindError::InUse { path: path.into() });
         }
         _ => {}
@@ -171,5 +210,5 @@ fn place(fresh: &Path, path: &Path, takeover: bool) -> Result<(), BindError> {
 pub async fn bind_http(address: SocketAddr) -> Result<TcpListener, BindError> {
     TcpListener::bind(address)
         .await
-        .map_err(|source| BindError::Tcp { address, source })
+        .map_err(|error| BindError::Tcp { address, error })
 }

@@ -15,7 +15,7 @@ use crate::control::{
 
 /// A served socket; everything ends when it is dropped.
 pub(crate) struct Served {
-    path: PathBuf,
+    pub(super) path: PathBuf,
     pub(crate) client: Client,
     _tasks: JoinSet<()>,
     _socket: ControlSocket,
@@ -158,6 +158,11 @@ async fn what_is_wrong_is_said_as_json() {
         ("POST /v1/destinations/a:1/trip?fro=1s", 400),
         ("POST /v1/destinations/a:1/reset?for=1s", 400),
         ("POST /v1/destinations/a:1/trip?workload=", 400),
+        ("POST /v1/destinations/a:1/trip?workload=%2Fa", 400),
+        ("POST /v1/destinations/a:1/trip?workload=a%2F", 400),
+        ("POST /v1/destinations/a:1/hold-closed?workload=a/../b", 400),
+        ("POST /v1/destinations/a:1/reset?workload=a%00", 400),
+        ("POST /v1/destinations/a:1/trip?workload=%FF", 400),
         ("POST /v1/pause?for=-1s", 400),
         ("GET /v1/explain", 404),
         ("GET /v1/doctor", 404),

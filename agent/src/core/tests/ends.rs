@@ -19,20 +19,22 @@ fn extreme_settings() -> impl Strategy<Value = BreakerSettings> {
     (
         settings(),
         prop::array::uniform5(extreme()),
-        prop::option::of(prop_oneof![
+        prop::array::uniform2(prop::option::of(prop_oneof![
             Just(f64::NAN),
             Just(f64::INFINITY),
             Just(-1.0),
             any::<f64>()
-        ]),
+        ])),
         prop::array::uniform5(any::<u32>()),
     )
-        .prop_map(|(base, times, failure_rate, numbers)| BreakerSettings {
-            failure_rate,
+        .prop_map(|(base, times, rates, numbers)| BreakerSettings {
+            failure_rate: rates[0],
+            slow_call_rate: rates[1],
             window_age: Nanos(times[0]),
             cooldown: Nanos(times[1]),
             cooldown_max: Nanos(times[2]),
             probe_lease: Nanos(times[3]),
+            exchange_lease: Nanos(times[4]),
             window: (numbers[0] % 3).wrapping_mul(numbers[1]),
             min_calls: numbers[1] % 4,
             consecutive_failures: numbers[2] % 4,
@@ -49,23 +51,24 @@ proptest! {
     fn nothing_panics_whatever_comes_whenever(
         seed: u64,
         policies in prop::collection::vec(extreme_settings(), POLICIES),
-        steps in prop::collection::vec((extreme(), extreme(), extreme(), any_op()), 1..80),
+        steps in prop::collection::vec((extreme(), extreme(), [extreme(), extreme()], any_op()), 1..80),
     ) {
         let policies: Vec<_> = policies.into_iter().map(Arc::new).collect();
         let mut engine = Engine::new(seed);
         let mut ring = Ring::new();
         for index in 0..SLOTS as u64 {
-            ring.push(Nanos(index << 55), index % 3 != 0);
+            let how = [How::Well, How::Badly, How::Badly, How::Slowly][index as usize % 4];
+            ring.push_how(Nanos(index << 55), how);
         }
         let mut out = Vec::new();
-        for (now, until, last_seq, op) in steps {
+        for (now, until, last_seqs, op) in steps {
             let now = Nanos(now);
             let generation = op
                 .row()
                 .and_then(|index| engine.view(row(index), now))
                 .map_or(0, |view| view.generation);
             let event = event_of(
-                &op, row, generation, Nanos(until), last_seq, &ring.window, &policies,
+                &op, row, generation, Nanos(until), last_seqs, [&ring.window; 2], &policies,
             );
             if let Some(event) = event {
                 engine.handle(event, now, &mut out);
@@ -96,7 +99,7 @@ fn the_last_moments_of_time_do_not_hang() {
     // only an operator gets it closed.
     one.handle(Event::Reset {
         row: ROW,
-        last_seq: one.ring.last_seq,
+        last_seqs: one.last_seqs(),
     });
     assert_eq!(one.state(), State::Closed);
 }

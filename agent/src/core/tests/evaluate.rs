@@ -6,18 +6,12 @@ use proptest::prelude::*;
 use super::*;
 use crate::core::window::evaluate;
 
-#[derive(Clone, Copy, Debug)]
-enum Push {
-    Ok,
-    Failed,
-    Unwritten,
-}
-
 /// A call as it really was; `None`: number taken, not written.
-pub(super) type Truth = Option<(Nanos, bool)>;
+pub(super) type Truth = Option<(Nanos, How)>;
 
 /// Straight from the rule's wording, over the list of all calls.
 pub(super) fn naive(
+    kind: WindowKind,
     calls: &[Truth],
     floor: u64,
     not_before: Nanos,
@@ -46,24 +40,29 @@ pub(super) fn naive(
     let consecutive = ring
         .iter()
         .rev()
-        .take_while(|truth| matches!(truth, Some((_, true))))
+        .take_while(|truth| matches!(truth, Some((_, How::Badly))))
         .count() as u32;
     let calls = window.iter().flatten().count() as u32;
-    let failures = window
-        .iter()
-        .flatten()
-        .filter(|(_, failed)| *failed)
-        .count() as u32;
-    let pessimistic = f64::from(failures) / window.len().max(1) as f64;
+    let count = |wanted| {
+        window
+            .iter()
+            .flatten()
+            .filter(|(_, how)| *how == wanted)
+            .count() as u32
+    };
+    let (failures, slow) = (count(How::Badly), count(How::Slowly));
+    let of_all = |part: u32| f64::from(part) / window.len().max(1) as f64;
+    let too_many = |part: u32, threshold: Option<f64>| {
+        threshold.is_some_and(|t| of_all(part) >= t) && calls >= s.min_calls && part > 0
+    };
     let trip = if !s.enabled {
         None
     } else if s.consecutive_failures > 0 && consecutive >= s.consecutive_failures {
         Some((ReasonKind::ConsecutiveFailures, f64::from(consecutive)))
-    } else if s.failure_rate.is_some_and(|t| pessimistic >= t)
-        && calls >= s.min_calls
-        && failures > 0
-    {
-        Some((ReasonKind::FailureRate, pessimistic))
+    } else if too_many(failures, s.failure_rate) {
+        Some((ReasonKind::FailureRate, of_all(failures)))
+    } else if kind == WindowKind::Exchanges && too_many(slow, s.slow_call_rate) {
+        Some((ReasonKind::SlowCallRate, of_all(slow)))
     } else {
         None
     };
@@ -72,23 +71,39 @@ pub(super) fn naive(
         failures,
         failure_rate: f64::from(failures) / f64::from(calls.max(1)),
         consecutive,
-        trip: trip.map(|(kind, value)| Reason {
-            window: WindowKind::Connects,
-            kind,
+        slow_calls: slow,
+        slow_call_rate: f64::from(slow) / f64::from(calls.max(1)),
+        trip: trip.map(|(reason, value)| Reason {
+            window: kind,
+            kind: reason,
             value,
-            threshold: match kind {
+            threshold: match reason {
                 ReasonKind::FailureRate => s.failure_rate.unwrap_or(f64::NAN),
+                ReasonKind::SlowCallRate => s.slow_call_rate.unwrap_or(f64::NAN),
                 _ => f64::from(s.consecutive_failures),
             },
         }),
     }
 }
 
-fn pushes() -> impl Strategy<Value = Vec<(u64, Push)>> {
+fn windows() -> impl Strategy<Value = WindowKind> {
+    prop_oneof![Just(WindowKind::Connects), Just(WindowKind::Exchanges)]
+}
+
+/// Waits and calls, of which either failures or slow ones are many.
+fn pushes() -> impl Strategy<Value = Vec<(u64, Option<How>)>> {
+    prop_oneof![
+        pushes_of(How::Badly, How::Slowly),
+        pushes_of(How::Slowly, How::Badly)
+    ]
+}
+
+fn pushes_of(many: How, few: How) -> impl Strategy<Value = Vec<(u64, Option<How>)>> {
     let push = prop_oneof![
-        3 => Just(Push::Ok),
-        7 => Just(Push::Failed),
-        1 => Just(Push::Unwritten),
+        3 => Just(Some(How::Well)),
+        7 => Just(Some(many)),
+        1 => Just(Some(few)),
+        1 => Just(None),
     ];
     let wait = prop_oneof![5 => 0u64..10_000_000, 1 => 0u64..2_000_000_000];
     prop::collection::vec((wait, push), 0..300)
@@ -96,7 +111,7 @@ fn pushes() -> impl Strategy<Value = Vec<(u64, Push)>> {
 
 fn settings() -> impl Strategy<Value = BreakerSettings> {
     (
-        prop::option::of(0.0f64..=1.0),
+        prop::array::uniform2(prop::option::of(0.0f64..=1.0)),
         prop_oneof![1u32..=6, 1u32..=128],
         0u32..20,
         0u32..12,
@@ -104,9 +119,10 @@ fn settings() -> impl Strategy<Value = BreakerSettings> {
         prop::bool::weighted(0.9),
     )
         .prop_map(
-            |(failure_rate, window, min_calls, run, age, enabled)| BreakerSettings {
+            |(rates, window, min_calls, run, age, enabled)| BreakerSettings {
                 enabled,
-                failure_rate,
+                failure_rate: rates[0],
+                slow_call_rate: rates[1],
                 window,
                 min_calls,
                 consecutive_failures: run,
@@ -121,6 +137,7 @@ proptest! {
 
     #[test]
     fn judges_like_the_naive_one(
+        kind in windows(),
         pushes in pushes(),
         floor in 0u64..320,
         s in settings(),
@@ -132,23 +149,18 @@ proptest! {
         for (wait, push) in pushes {
             now = now + Nanos(wait);
             match push {
-                Push::Unwritten => {
-                    ring.push_unwritten();
-                    truth.push(None);
-                }
-                Push::Ok | Push::Failed => {
-                    let failed = matches!(push, Push::Failed);
-                    ring.push(now, failed);
-                    truth.push(Some((now, failed)));
-                }
+                None => ring.push_unwritten(),
+                Some(how) => ring.push_how(now, how),
             }
+            truth.push(push.map(|how| (now, how)));
         }
-        let got = evaluate(&ring.window, ring.last_seq, floor, now, &s);
-        prop_assert_eq!(got, naive(&truth, floor, Nanos::ZERO, now, &s));
+        let got = evaluate(kind, &ring.window, ring.last_seq, floor, now, &s);
+        prop_assert_eq!(got, naive(kind, &truth, floor, Nanos::ZERO, now, &s));
     }
 
     #[test]
     fn any_bits_in_the_ring_are_judged_without_panic(
+        kind in windows(),
         entries in prop::collection::vec(any::<u32>(), SLOTS),
         last_seq: u64,
         floor: u64,
@@ -156,8 +168,8 @@ proptest! {
         s in settings(),
     ) {
         let window = CallWindow { entries: entries.try_into().unwrap() };
-        let stats = evaluate(&window, last_seq, floor, Nanos(now), &s);
-        prop_assert!(stats.failures <= stats.calls && stats.calls <= s.window);
+        let stats = evaluate(kind, &window, last_seq, floor, Nanos(now), &s);
+        prop_assert!(stats.failures + stats.slow_calls <= stats.calls && stats.calls <= s.window);
         prop_assert!(u64::from(stats.calls) <= last_seq.saturating_sub(floor));
     }
 }
@@ -179,7 +191,14 @@ fn what_cannot_be_read_never_trips() {
     for _ in 0..2 {
         ring.push(now, true);
     }
-    let stats = evaluate(&ring.window, ring.last_seq, 0, now, &s);
+    let stats = evaluate(
+        WindowKind::Connects,
+        &ring.window,
+        ring.last_seq,
+        0,
+        now,
+        &s,
+    );
     assert_eq!((stats.consecutive, stats.trip), (2, None));
     // Five of nine known calls failed, but of ten at worst: exactly the threshold, a trip.
     let mut ring = Ring::new();
@@ -187,13 +206,27 @@ fn what_cannot_be_read_never_trips() {
         ring.push(now, failed);
     }
     ring.push_unwritten();
-    let trip = evaluate(&ring.window, ring.last_seq, 0, now, &s)
-        .trip
-        .unwrap();
+    let trip = evaluate(
+        WindowKind::Connects,
+        &ring.window,
+        ring.last_seq,
+        0,
+        now,
+        &s,
+    )
+    .trip
+    .unwrap();
     assert_eq!((trip.kind, trip.value), (ReasonKind::FailureRate, 0.5));
     // A second hole pushes the first failure out: four of ten at worst.
     ring.push_unwritten();
-    let stats = evaluate(&ring.window, ring.last_seq, 0, now, &s);
+    let stats = evaluate(
+        WindowKind::Connects,
+        &ring.window,
+        ring.last_seq,
+        0,
+        now,
+        &s,
+    );
     assert_eq!((stats.calls, stats.failures, stats.trip), (8, 4, None));
     assert_eq!(stats.failure_rate, 0.5);
     // The entry of a lap before is as unreadable as none.
@@ -210,11 +243,21 @@ fn a_threshold_of_nothing_still_takes_a_failure() {
         ..BreakerSettings::default()
     };
     let mut ring = Ring::new();
-    assert_eq!(evaluate(&ring.window, 0, 0, secs(1), &s).trip, None);
+    assert_eq!(
+        evaluate(WindowKind::Connects, &ring.window, 0, 0, secs(1), &s).trip,
+        None
+    );
     ring.push(secs(1), false);
-    assert_eq!(evaluate(&ring.window, 1, 0, secs(1), &s).trip, None);
+    assert_eq!(
+        evaluate(WindowKind::Connects, &ring.window, 1, 0, secs(1), &s).trip,
+        None
+    );
     ring.push(secs(1), true);
-    assert!(evaluate(&ring.window, 2, 0, secs(1), &s).trip.is_some());
+    assert!(
+        evaluate(WindowKind::Connects, &ring.window, 2, 0, secs(1), &s)
+            .trip
+            .is_some()
+    );
 }
 
 #[test]
@@ -228,7 +271,14 @@ fn a_run_may_be_longer_than_the_window() {
     let mut ring = Ring::new();
     for calls in 1..=6 {
         ring.push(secs(1), true);
-        let stats = evaluate(&ring.window, ring.last_seq, 0, secs(1), &s);
+        let stats = evaluate(
+            WindowKind::Connects,
+            &ring.window,
+            ring.last_seq,
+            0,
+            secs(1),
+            &s,
+        );
         assert_eq!((stats.calls, stats.consecutive), (calls.min(3), calls));
         assert_eq!(stats.trip.is_some(), calls == 6);
     }

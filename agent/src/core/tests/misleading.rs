@@ -150,7 +150,7 @@ fn closing_and_an_operators_reset_restore_trust() {
     let by_reset = |one: &mut One| {
         one.handle(Event::Reset {
             row: ROW,
-            last_seq: one.ring.last_seq,
+            last_seqs: one.last_seqs(),
         });
     };
     for close in [&by_probes as &dyn Fn(&mut One), &by_reset] {
@@ -182,6 +182,7 @@ fn one_rows_distrust_is_not_the_others() {
         ring.push(one.now, true);
     }
     one.handle(Event::Calls {
+        kind: WindowKind::Connects,
         row: other,
         last_seq: 5,
         window: &ring.window,

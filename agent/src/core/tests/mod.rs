@@ -11,6 +11,7 @@ mod rounds;
 mod rules;
 mod simulation;
 mod table;
+mod windows;
 
 use std::sync::Arc;
 
@@ -19,7 +20,15 @@ use agent_common::window::{SLOTS, encode, slot};
 
 use super::*;
 
-/// A row's calls as the kernel keeps them.
+/// How a call ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum How {
+    Well,
+    Slowly,
+    Badly,
+}
+
+/// One window of a row's calls as the kernel keeps them.
 struct Ring {
     window: CallWindow,
     last_seq: u64,
@@ -36,8 +45,13 @@ impl Ring {
     }
 
     fn push(&mut self, at: Nanos, failed: bool) {
+        self.push_how(at, if failed { How::Badly } else { How::Well });
+    }
+
+    fn push_how(&mut self, at: Nanos, how: How) {
         self.last_seq += 1;
-        self.window.entries[slot(self.last_seq)] = encode(self.last_seq, at.0, failed, false);
+        let (failed, slow) = (how == How::Badly, how == How::Slowly);
+        self.window.entries[slot(self.last_seq)] = encode(self.last_seq, at.0, failed, slow);
     }
 
     /// A call whose number is taken and whose entry is not written yet.
@@ -73,7 +87,10 @@ fn millis(millis: u64) -> Nanos {
 /// An engine with one row, for tests that tell a story.
 struct One {
     engine: Engine,
+    /// Its connects.
     ring: Ring,
+    /// Its exchanges.
+    exchanges: Ring,
     now: Nanos,
     /// Everything that came out, in order.
     out: Vec<Action>,
@@ -86,6 +103,7 @@ impl One {
         let mut one = Self {
             engine: Engine::new(1),
             ring: Ring::new(),
+            exchanges: Ring::new(),
             now: secs(1000),
             out: Vec::new(),
         };
@@ -106,19 +124,50 @@ impl One {
         });
     }
 
+    fn last_seqs(&self) -> [u64; 2] {
+        [self.ring.last_seq, self.exchanges.last_seq]
+    }
+
     fn look(&mut self) {
+        self.look_at(WindowKind::Connects);
+    }
+
+    fn look_at(&mut self, kind: WindowKind) {
+        let ring = match kind {
+            WindowKind::Connects | WindowKind::None => &self.ring,
+            WindowKind::Exchanges => &self.exchanges,
+        };
         self.engine.handle(
             Event::Calls {
                 row: ROW,
-                last_seq: self.ring.last_seq,
-                window: &self.ring.window,
+                kind,
+                last_seq: ring.last_seq,
+                window: &ring.window,
             },
             self.now,
             &mut self.out,
         );
     }
 
-    /// That many calls end now, then the agent looks.
+    fn stats(&self, kind: WindowKind) -> WindowStats {
+        let ring = match kind {
+            WindowKind::Connects | WindowKind::None => &self.ring,
+            WindowKind::Exchanges => &self.exchanges,
+        };
+        self.engine
+            .window_stats(ROW, kind, &ring.window, ring.last_seq, self.now)
+            .expect("the row is known")
+    }
+
+    /// That many exchanges end now, then the agent looks.
+    fn exchange(&mut self, count: u32, how: How) {
+        for _ in 0..count {
+            self.exchanges.push_how(self.now, how);
+        }
+        self.look_at(WindowKind::Exchanges);
+    }
+
+    /// That many connects end now, then the agent looks.
     fn calls(&mut self, count: u32, failed: bool) {
         for _ in 0..count {
             self.ring.push(self.now, failed);
@@ -154,7 +203,7 @@ impl One {
 
     fn probe(&mut self, outcome: ProbeOutcome) {
         let generation = self.view().generation;
-        let last_seq = self.ring.last_seq;
+        let last_seqs = self.last_seqs();
         self.handle(Event::ProbeStarted {
             row: ROW,
             generation,
@@ -163,7 +212,7 @@ impl One {
             row: ROW,
             generation,
             outcome,
-            last_seq,
+            last_seqs,
         });
     }
 
@@ -182,10 +231,10 @@ impl One {
         self.view().state
     }
 
-    /// Brings a fresh breaker into a state by ordinary means.
+    /// Brings a fresh breaker into a state by ordinary means; open and half-open for connects.
     fn bring_to(&mut self, state: State) {
         let until = self.now + secs(600);
-        let last_seq = self.ring.last_seq;
+        let last_seqs = self.last_seqs();
         match state {
             State::Closed => {}
             State::Open => self.calls(5, true),
@@ -196,14 +245,29 @@ impl One {
             State::ForcedOpen => self.handle(Event::Trip {
                 row: ROW,
                 until,
-                last_seq,
+                last_seqs,
             }),
             State::ForcedClosed => self.handle(Event::HoldClosed {
                 row: ROW,
                 until,
-                last_seq,
+                last_seqs,
             }),
         }
         assert_eq!(self.state(), state);
+    }
+
+    /// As [`One::bring_to`]; open and half-open for exchanges.
+    fn bring_to_by_exchanges(&mut self, state: State) {
+        match state {
+            State::Open | State::HalfOpen => {
+                self.exchange(5, How::Badly);
+                assert_eq!(self.state(), State::Open);
+                if state == State::HalfOpen {
+                    self.pass(self.view().next_probe_at.unwrap() - self.now);
+                }
+                assert_eq!(self.state(), state);
+            }
+            State::Closed | State::ForcedOpen | State::ForcedClosed => self.bring_to(state),
+        }
     }
 }

@@ -13,14 +13,15 @@ pub(super) struct ModelRow {
     pub(super) state: State,
     pub(super) generation: u32,
     pub(super) cooldown: Nanos,
-    pub(super) floor_seq: u64,
+    pub(super) floors: [Floor; 2],
+    /// The window that tripped last, while open or half-open.
+    pub(super) opened_on: WindowKind,
     /// Open: cooldown end; forced: end. After a failed probe only known to lie in `until_range`.
     pub(super) until: Nanos,
     /// Set by a failed probe, until the real cooldown is adopted.
     pub(super) until_range: Option<(Nanos, Nanos)>,
     settings: Arc<BreakerSettings>,
-    highest_seq: u64,
-    floor_at: Nanos,
+    highest_seqs: [u64; 2],
     /// A redial, not the cooldown, made it half-open.
     opened_by_redial: bool,
     /// Redials since closing after which a probe failed.
@@ -44,7 +45,8 @@ pub(super) struct Model {
 
 impl ModelRow {
     pub(super) fn waits_for_redial(&self) -> bool {
-        self.state == State::Open && self.settings.redial
+        let on_connects = self.opened_on == WindowKind::Connects;
+        self.state == State::Open && on_connects && self.settings.redial
     }
 
     /// Whether an answered redial is believed now.
@@ -52,6 +54,14 @@ impl ModelRow {
         let seconds = 0.5 * 2f64.powi(self.misleading_redials);
         self.misleading_redials == 0
             || (now - self.last_failed_probe).0 as f64 >= seconds * 1_000_000_000.0
+    }
+
+    fn lease(&self) -> Nanos {
+        if self.opened_on == WindowKind::Exchanges {
+            self.settings.exchange_lease
+        } else {
+            self.settings.probe_lease
+        }
     }
 
     fn go(&mut self, state: State) {
@@ -67,8 +77,11 @@ impl ModelRow {
     }
 
     fn empty(&mut self, now: Nanos, time_floor: bool) {
-        self.floor_seq = self.highest_seq;
-        self.floor_at = if time_floor { now } else { Nanos::ZERO };
+        let at = if time_floor { now } else { Nanos::ZERO };
+        for window in 0..2 {
+            let seq = self.highest_seqs[window];
+            self.floors[window] = Floor { seq, at };
+        }
         self.remember_since = now;
     }
 
@@ -76,7 +89,7 @@ impl ModelRow {
         self.go(State::HalfOpen);
         self.successes_in_round = 0;
         self.round_began = now;
-        let lease = self.settings.probe_lease;
+        let lease = self.lease();
         self.round_limit = now + secs(60).max(lease) + lease.times(4);
         self.news.clear();
     }
@@ -89,8 +102,8 @@ impl ModelRow {
 
     /// What the mere passing of time does.
     fn time(&mut self, now: Nanos) {
+        let lease = self.lease();
         let s = &self.settings;
-        let lease = s.probe_lease;
         match self.state {
             State::Closed => {
                 while self.cooldown > s.cooldown && now >= self.healthy_period_began + self.cooldown
@@ -140,16 +153,23 @@ impl ModelRow {
         }
     }
 
-    pub(super) fn calls(&mut self, calls: &[Truth], now: Nanos) {
-        self.highest_seq = calls.len() as u64;
+    pub(super) fn calls(&mut self, kind: WindowKind, calls: &[Truth], now: Nanos) {
+        let window = match kind {
+            WindowKind::Connects => 0,
+            WindowKind::Exchanges => 1,
+            WindowKind::None => return,
+        };
+        self.highest_seqs[window] = calls.len() as u64;
         if self.state != State::Closed {
             return;
         }
-        let stats = naive(calls, self.floor_seq, self.floor_at, now, &self.settings);
-        if stats.failures > 0 || stats.consecutive > 0 {
+        let Floor { seq, at } = self.floors[window];
+        let stats = naive(kind, calls, seq, at, now, &self.settings);
+        if stats.failures > 0 || stats.consecutive > 0 || stats.slow_calls > 0 {
             self.remember_since = now;
         }
         if stats.trip.is_some() {
+            self.opened_on = kind;
             self.go(State::Open);
             self.until = now + self.cooldown;
         }
@@ -165,10 +185,10 @@ impl ModelRow {
         &mut self,
         generation: u32,
         outcome: ProbeOutcome,
-        last_seq: u64,
+        last_seqs: [u64; 2],
         now: Nanos,
     ) {
-        self.highest_seq = last_seq;
+        self.highest_seqs = last_seqs;
         if self.state != State::HalfOpen || generation != self.generation {
             return;
         }
@@ -202,14 +222,14 @@ impl ModelRow {
         }
     }
 
-    pub(super) fn force(&mut self, to: State, until: Nanos, last_seq: u64) {
-        self.highest_seq = last_seq;
+    pub(super) fn force(&mut self, to: State, until: Nanos, last_seqs: [u64; 2]) {
+        self.highest_seqs = last_seqs;
         self.go(to);
         self.until = until;
     }
 
-    pub(super) fn reset(&mut self, last_seq: u64, now: Nanos) {
-        self.highest_seq = last_seq;
+    pub(super) fn reset(&mut self, last_seqs: [u64; 2], now: Nanos) {
+        self.highest_seqs = last_seqs;
         self.cooldown = self.settings.cooldown;
         if self.state == State::Closed {
             self.empty(now, false);
@@ -253,12 +273,12 @@ impl Model {
                 state: State::Closed,
                 generation,
                 cooldown: settings.cooldown,
-                floor_seq: 0,
+                floors: [Floor::default(); 2],
+                opened_on: WindowKind::None,
                 until: Nanos::ZERO,
                 until_range: None,
                 settings: settings.clone(),
-                highest_seq: 0,
-                floor_at: Nanos::ZERO,
+                highest_seqs: [0; 2],
                 opened_by_redial: false,
                 misleading_redials: 0,
                 last_failed_probe: Nanos::ZERO,

@@ -19,12 +19,15 @@ pub(super) enum Op {
     NewOwner {
         row: u32,
     },
+    /// `None`: its number is taken and its entry is not written.
     Call {
         row: u32,
-        failed: Option<bool>,
+        window: usize,
+        how: Option<How>,
     },
     Look {
         row: u32,
+        kind: WindowKind,
     },
     ProbeStarted {
         row: u32,
@@ -65,7 +68,7 @@ impl Op {
             Self::Configure { row, .. }
             | Self::NewOwner { row }
             | Self::Call { row, .. }
-            | Self::Look { row }
+            | Self::Look { row, .. }
             | Self::ProbeStarted { row, .. }
             | Self::ProbeEnded { row, .. }
             | Self::Trip { row, .. }
@@ -92,8 +95,8 @@ pub(super) fn event_of<'a>(
     id: impl Fn(u32) -> RowId,
     generation: u32,
     until: Nanos,
-    last_seq: u64,
-    window: &'a CallWindow,
+    last_seqs: [u64; 2],
+    windows: [&'a CallWindow; 2],
     policies: &[Arc<BreakerSettings>],
 ) -> Option<Event<'a>> {
     Some(match *op {
@@ -109,10 +112,11 @@ pub(super) fn event_of<'a>(
             settings: policies[0].clone(),
             generation,
         },
-        Op::Look { row } => Event::Calls {
+        Op::Look { row, kind } => Event::Calls {
             row: id(row),
-            last_seq,
-            window,
+            kind,
+            last_seq: last_seqs[usize::from(kind == WindowKind::Exchanges)],
+            window: windows[usize::from(kind == WindowKind::Exchanges)],
         },
         Op::ProbeStarted { row, late } => Event::ProbeStarted {
             row: id(row),
@@ -122,7 +126,7 @@ pub(super) fn event_of<'a>(
             row: id(row),
             generation: generation.wrapping_sub(late),
             outcome,
-            last_seq,
+            last_seqs,
         },
         Op::DialEnded {
             target: number,
@@ -134,16 +138,16 @@ pub(super) fn event_of<'a>(
         Op::Trip { row, .. } => Event::Trip {
             row: id(row),
             until,
-            last_seq,
+            last_seqs,
         },
         Op::HoldClosed { row, .. } => Event::HoldClosed {
             row: id(row),
             until,
-            last_seq,
+            last_seqs,
         },
         Op::Reset { row } => Event::Reset {
             row: id(row),
-            last_seq,
+            last_seqs,
         },
         Op::Forget { row } => Event::Forget { row: id(row) },
         Op::Deadline => Event::Deadline,
@@ -159,16 +163,23 @@ pub(super) fn any_op() -> impl Strategy<Value = Op> {
         1 => Just(ProbeOutcome::Returned),
     ];
     let late = || prop_oneof![5 => Just(0u32), 1 => Just(1u32)];
-    let failed = prop_oneof![
-        6 => Just(Some(true)),
-        2 => Just(Some(false)),
+    let how = prop_oneof![
+        6 => Just(Some(How::Badly)),
+        1 => Just(Some(How::Well)),
+        1 => Just(Some(How::Slowly)),
         1 => Just(None),
+    ];
+    let kind = prop_oneof![
+        8 => Just(WindowKind::Connects),
+        8 => Just(WindowKind::Exchanges),
+        1 => Just(WindowKind::None),
     ];
     prop_oneof![
         3 => (row(), 0..POLICIES).prop_map(|(row, policy)| Op::Configure { row, policy }),
         1 => row().prop_map(|row| Op::NewOwner { row }),
-        16 => (row(), failed).prop_map(|(row, failed)| Op::Call { row, failed }),
-        12 => row().prop_map(|row| Op::Look { row }),
+        24 => (row(), 0..2usize, how)
+            .prop_map(|(row, window, how)| Op::Call { row, window, how }),
+        18 => (row(), kind).prop_map(|(row, kind)| Op::Look { row, kind }),
         5 => (row(), late()).prop_map(|(row, late)| Op::ProbeStarted { row, late }),
         14 => (row(), late(), outcome)
             .prop_map(|(row, late, outcome)| Op::ProbeEnded { row, late, outcome }),
@@ -195,17 +206,18 @@ fn time() -> impl Strategy<Value = Nanos> {
 pub(super) fn settings() -> impl Strategy<Value = BreakerSettings> {
     (
         prop::bool::weighted(0.9),
-        prop::option::weighted(0.7, 0.0f64..=1.0),
+        prop::array::uniform2(prop::option::weighted(0.7, 0.0f64..=1.0)),
         (1u32..=30, 0u32..8, 0u32..5),
         (1u64..40, 1u64..40, 1u64..200),
         prop::bool::weighted(0.8),
-        (1u32..4, 1u32..5, 1u64..5),
+        (1u32..4, 1u32..5, 1u64..5, 1u64..100),
         prop_oneof![Just(111u16), Just(113u16)],
     )
         .prop_map(
-            |(enabled, failure_rate, counts, times, redial, probes, errno)| BreakerSettings {
+            |(enabled, rates, counts, times, redial, probes, errno)| BreakerSettings {
                 enabled,
-                failure_rate,
+                failure_rate: rates[0],
+                slow_call_rate: rates[1],
                 window: counts.0,
                 min_calls: counts.1,
                 consecutive_failures: counts.2,
@@ -216,6 +228,7 @@ pub(super) fn settings() -> impl Strategy<Value = BreakerSettings> {
                 probes: probes.0,
                 successes_to_close: probes.1,
                 probe_lease: secs(probes.2),
+                exchange_lease: secs(probes.3),
                 errno,
             },
         )

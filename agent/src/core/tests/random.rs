@@ -27,8 +27,9 @@ struct Driver {
     seen: Seen,
     now: Nanos,
     incarnations: [u32; ROWS as usize],
-    rings: Vec<Ring>,
-    truth: Vec<Vec<Truth>>,
+    /// Connects and exchanges of each row.
+    rings: Vec<[Ring; 2]>,
+    truth: Vec<[Vec<Truth>; 2]>,
     policies: Vec<Arc<BreakerSettings>>,
     out: Vec<Action>,
 }
@@ -41,8 +42,8 @@ impl Driver {
             seen: Seen::default(),
             now: secs(10_000),
             incarnations: [1; ROWS as usize],
-            rings: (0..ROWS).map(|_| Ring::new()).collect(),
-            truth: vec![Vec::new(); ROWS as usize],
+            rings: (0..ROWS).map(|_| [Ring::new(), Ring::new()]).collect(),
+            truth: vec![Default::default(); ROWS as usize],
             policies: policies.into_iter().map(Arc::new).collect(),
             out: Vec::new(),
         }
@@ -57,13 +58,13 @@ impl Driver {
 
     fn run(&mut self, op: &Op) {
         match *op {
-            Op::Call { row, failed } => {
-                let (ring, truth) = (&mut self.rings[row as usize], &mut self.truth[row as usize]);
-                match failed {
-                    Some(failed) => ring.push(self.now, failed),
+            Op::Call { row, window, how } => {
+                let ring = &mut self.rings[row as usize][window];
+                match how {
+                    Some(how) => ring.push_how(self.now, how),
                     None => ring.push_unwritten(),
                 }
-                truth.push(failed.map(|failed| (self.now, failed)));
+                self.truth[row as usize][window].push(how.map(|how| (self.now, how)));
                 return;
             }
             Op::Wait(time) => {
@@ -85,8 +86,8 @@ impl Driver {
             }
             Op::NewOwner { row } => {
                 self.incarnations[row as usize] += 1;
-                self.rings[row as usize] = Ring::new();
-                self.truth[row as usize].clear();
+                self.rings[row as usize] = [Ring::new(), Ring::new()];
+                self.truth[row as usize] = Default::default();
                 self.seen.verdicts.remove(&row);
                 self.seen.states.remove(&row);
                 self.model.rows.remove(&row);
@@ -103,7 +104,7 @@ impl Driver {
             Op::Trip { time, .. } | Op::HoldClosed { time, .. } => self.now + time,
             _ => Nanos::ZERO,
         };
-        let ring = &self.rings[op.row().unwrap_or(0) as usize];
+        let [connects, exchanges] = &self.rings[op.row().unwrap_or(0) as usize];
         let incarnations = self.incarnations;
         let id = |index: u32| RowId {
             index,
@@ -114,8 +115,8 @@ impl Driver {
             id,
             generation,
             until,
-            ring.last_seq,
-            &ring.window,
+            [connects.last_seq, exchanges.last_seq],
+            [&connects.window, &exchanges.window],
             &self.policies,
         )
         .expect("operations that are no events are handled above");
@@ -131,7 +132,7 @@ impl Driver {
         let index = op.row().unwrap_or(0);
         let row = self.id(index);
         let truth = &self.truth[index as usize];
-        let last_seq = truth.len() as u64;
+        let last_seqs = [truth[0].len() as u64, truth[1].len() as u64];
         match *op {
             Op::Configure { policy, .. } => {
                 let settings = &self.policies[policy];
@@ -159,6 +160,7 @@ impl Driver {
                 // fresh row passes everything.
                 if let Some((verdict, until)) = self.seen.verdicts.get_mut(&index) {
                     verdict.state = State::Closed.verdict_state();
+                    verdict.flags = 0;
                     *until = Nanos::ZERO;
                 }
             }
@@ -168,17 +170,20 @@ impl Driver {
                     return;
                 };
                 match *op {
-                    Op::Look { .. } => known.calls(truth, now),
+                    Op::Look { kind, .. } => {
+                        let window = usize::from(kind == WindowKind::Exchanges);
+                        known.calls(kind, &truth[window], now);
+                    }
                     Op::ProbeStarted { late, .. } => {
                         known.probe_started(generation.wrapping_sub(late), now);
                     }
                     Op::ProbeEnded { late, outcome, .. } => {
                         let generation = generation.wrapping_sub(late);
-                        known.probe_ended(generation, outcome, last_seq, now);
+                        known.probe_ended(generation, outcome, last_seqs, now);
                     }
-                    Op::Trip { .. } => known.force(State::ForcedOpen, until, last_seq),
-                    Op::HoldClosed { .. } => known.force(State::ForcedClosed, until, last_seq),
-                    Op::Reset { .. } => known.reset(last_seq, now),
+                    Op::Trip { .. } => known.force(State::ForcedOpen, until, last_seqs),
+                    Op::HoldClosed { .. } => known.force(State::ForcedClosed, until, last_seqs),
+                    Op::Reset { .. } => known.reset(last_seqs, now),
                     _ => unreachable!("not about a known row"),
                 }
             }
@@ -251,7 +256,10 @@ impl Driver {
             assert_eq!(view.state, known.state, "row {index}");
             assert_eq!(view.generation, known.generation, "row {index}");
             assert_eq!(view.cooldown, known.cooldown, "row {index}");
-            assert_eq!(view.floor_seq, known.floor_seq, "row {index}");
+            assert_eq!(view.floors, known.floors, "row {index}");
+            if matches!(view.state, State::Open | State::HalfOpen) {
+                assert_eq!(view.reason.window, known.opened_on, "row {index}");
+            }
             assert_eq!(view.next_probe_at, open.then_some(known.until));
             assert_eq!(view.manual_until, forced.then_some(known.until));
             assert_eq!(view.next_redial_at.is_some(), known.waits_for_redial());
@@ -271,6 +279,9 @@ impl Driver {
             if let Some(&(verdict, until)) = self.seen.verdicts.get(&index) {
                 assert_eq!(verdict.generation, view.generation);
                 assert_eq!(verdict.state, view.state.verdict_state());
+                let by_exchange =
+                    view.state == State::HalfOpen && known.opened_on == WindowKind::Exchanges;
+                assert_eq!(verdict.flags, u8::from(by_exchange));
                 match view.state {
                     State::Open | State::ForcedOpen => {
                         assert_eq!(until, known.until + VERDICT_SLACK);

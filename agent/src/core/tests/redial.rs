@@ -30,6 +30,7 @@ fn opened(rows: u32, to: impl Fn(u32) -> u32, now: Nanos) -> (Engine, Vec<Action
         engine.handle(
             Event::Calls {
                 row: row(index),
+                kind: WindowKind::Connects,
                 last_seq: 5,
                 window: &ring.window,
             },
@@ -156,7 +157,7 @@ fn a_dial_in_flight_is_not_doubled_by_an_outage_that_begins_anew() {
     assert!(matches!(one.out.last(), Some(Action::Dial { .. })));
     one.handle(Event::Reset {
         row: ROW,
-        last_seq: one.ring.last_seq,
+        last_seqs: one.last_seqs(),
     });
     one.calls(5, true);
     assert_eq!(one.state(), State::Open);
@@ -186,7 +187,7 @@ fn nothing_is_dialled_for_an_operator_or_when_switched_off() {
             one.handle(Event::Trip {
                 row: ROW,
                 until,
-                last_seq: 0,
+                last_seqs: [0; 2],
             });
         }
         assert_eq!(one.view().next_redial_at, None);

@@ -24,7 +24,7 @@ fn ended(one: &mut One, outcome: ProbeOutcome) {
         row: ROW,
         generation: one.view().generation,
         outcome,
-        last_seq: one.ring.last_seq,
+        last_seqs: one.last_seqs(),
     });
 }
 
@@ -63,7 +63,7 @@ fn a_lost_probe_gives_its_slot_back() {
         row: ROW,
         generation,
         outcome: ProbeOutcome::Failure,
-        last_seq: 0,
+        last_seqs: [0; 2],
     });
     assert_eq!(one.state(), State::HalfOpen);
     // Successes count on across rounds.
@@ -93,7 +93,7 @@ fn a_round_ends_even_when_abandoned_probes_keep_it_busy() {
             row: ROW,
             generation,
             outcome: ProbeOutcome::Returned,
-            last_seq: 0,
+            last_seqs: [0; 2],
         });
         one.pass(secs(1));
         assert_eq!(one.view().generation, generation);

@@ -21,6 +21,7 @@ fn five_failures_in_a_row_open_and_two_probes_close() {
                     generation: 1,
                     errno: 111,
                     state: agent_common::verdict::STATE_OPEN,
+                    flags: 0,
                 },
                 until: opened + secs(30) + VERDICT_SLACK,
                 probe_limit: 1,
@@ -114,10 +115,7 @@ fn a_manual_state_ends_with_an_empty_window() {
     one.pass(millis(10));
     one.calls(4, true);
     assert_eq!(one.state(), State::Closed);
-    let stats = one
-        .engine
-        .window_stats(ROW, &one.ring.window, one.ring.last_seq, one.now)
-        .unwrap();
+    let stats = one.stats(WindowKind::Connects);
     assert_eq!((stats.calls, stats.failures), (4, 4));
     one.calls(1, true);
     assert_eq!(one.state(), State::Open);
@@ -158,6 +156,54 @@ fn failed_probes_double_the_cooldown_and_health_shrinks_it() {
     one.configure(BreakerSettings::default());
     one.calls(5, true);
     assert_eq!(one.view().next_probe_at.unwrap() - one.now, millis(37_500));
+}
+
+/// Closed just now, with a cooldown grown to 120 s.
+fn closed_after_two_failed_probes() -> One {
+    let mut one = One::new(BreakerSettings {
+        redial: false,
+        ..BreakerSettings::default()
+    });
+    one.calls(5, true);
+    for _ in 0..2 {
+        one.pass(one.view().next_probe_at.unwrap() - one.now);
+        one.probe(ProbeOutcome::Failure);
+    }
+    one.pass(one.view().next_probe_at.unwrap() - one.now);
+    one.probe(ProbeOutcome::Success);
+    one.probe(ProbeOutcome::Success);
+    assert_eq!(
+        (one.state(), one.view().cooldown),
+        (State::Closed, secs(120))
+    );
+    one
+}
+
+#[test]
+fn a_cooldown_that_a_new_policy_cuts_is_halved_after_the_new_one() {
+    let mut one = closed_after_two_failed_probes();
+    one.pass(secs(10));
+    one.configure(BreakerSettings {
+        cooldown_max: secs(80),
+        ..BreakerSettings::default()
+    });
+    one.pass(secs(70) - Nanos(1));
+    assert_eq!(one.view().cooldown, secs(80));
+    one.pass(Nanos(1));
+    assert_eq!(one.view().cooldown, secs(40));
+}
+
+#[test]
+fn a_late_agent_halves_the_cooldown_no_later_the_next_time() {
+    let mut one = closed_after_two_failed_probes();
+    one.now = one.now + secs(130);
+    one.handle(Event::Deadline);
+    assert_eq!(one.view().cooldown, secs(60));
+    one.pass(secs(50) - Nanos(1));
+    assert_eq!(one.view().cooldown, secs(60));
+    // Back at its base, and quiet for long enough to be dropped.
+    one.pass(Nanos(1));
+    assert!(!one.engine.contains(ROW));
 }
 
 #[test]
@@ -264,7 +310,7 @@ fn a_manual_state_is_prolonged_without_a_transition() {
     one.handle(Event::Trip {
         row: ROW,
         until,
-        last_seq: 0,
+        last_seqs: [0; 2],
     });
     assert!(matches!(one.out[..], [Action::SetVerdict { .. }]));
     one.pass(secs(599));
@@ -293,7 +339,7 @@ fn a_new_owner_of_a_row_starts_anew() {
     one.handle(configure(ROW));
     one.handle(Event::Reset {
         row: ROW,
-        last_seq: 0,
+        last_seqs: [0; 2],
     });
     one.handle(Event::Forget { row: ROW });
     one.dial_ended(true);
@@ -377,7 +423,7 @@ fn a_half_open_row_is_forgotten_without_a_trace() {
         row: ROW,
         generation,
         outcome: ProbeOutcome::Failure,
-        last_seq: 0,
+        last_seqs: [0; 2],
     });
     one.dial_ended(true);
     one.pass(secs(600));
@@ -394,7 +440,7 @@ fn a_half_open_row_is_forgotten_without_a_trace() {
         row: ROW,
         generation,
         outcome: ProbeOutcome::Failure,
-        last_seq: 0,
+        last_seqs: [0; 2],
     });
     assert_eq!(one.state(), State::Closed);
     assert_eq!(one.view().cooldown, secs(30));
@@ -410,12 +456,12 @@ fn time_that_goes_backwards_stands_still() {
     one.handle(Event::Trip {
         row: ROW,
         until: secs(2000),
-        last_seq: 0,
+        last_seqs: [0; 2],
     });
     assert_eq!(one.view().since, opened);
     one.handle(Event::Reset {
         row: ROW,
-        last_seq: 0,
+        last_seqs: [0; 2],
     });
     assert_eq!(one.view().since, opened);
     one.now = Nanos::ZERO;

@@ -11,6 +11,9 @@ enum Kind {
     ConfiguredOff,
     CallsHealthy,
     CallsFailing,
+    ExchangesHealthy,
+    ExchangesFailing,
+    CallsOfNoWindow,
     ProbeStarted,
     ProbeStartedLate,
     FirstSuccess,
@@ -37,7 +40,13 @@ use Kind::*;
 fn kinds_of(event: &Event<'_>) -> &'static [Kind] {
     match event {
         Event::Configure { .. } => &[ConfiguredAgain, ConfiguredOff],
-        Event::Calls { .. } => &[CallsHealthy, CallsFailing],
+        Event::Calls { .. } => &[
+            CallsHealthy,
+            CallsFailing,
+            ExchangesHealthy,
+            ExchangesFailing,
+            CallsOfNoWindow,
+        ],
         Event::ProbeStarted { .. } => &[ProbeStarted, ProbeStartedLate],
         Event::ProbeEnded { .. } => &[
             FirstSuccess,
@@ -61,11 +70,14 @@ fn kinds_of(event: &Event<'_>) -> &'static [Kind] {
     }
 }
 
-const KINDS: [Kind; 22] = [
+const KINDS: [Kind; 25] = [
     ConfiguredAgain,
     ConfiguredOff,
     CallsHealthy,
     CallsFailing,
+    ExchangesHealthy,
+    ExchangesFailing,
+    CallsOfNoWindow,
     ProbeStarted,
     ProbeStartedLate,
     FirstSuccess,
@@ -93,6 +105,18 @@ const FO: Option<State> = Some(State::ForcedOpen);
 const FC: Option<State> = Some(State::ForcedClosed);
 const GONE: Option<State> = None;
 
+/// The same where the breaker opened on exchanges: dials do nothing.
+#[rustfmt::skip]
+fn next_opened_on_exchanges(kind: Kind) -> [Option<State>; State::ALL.len()] {
+    match kind {
+        //                   Closed Open  Half  FOpen FClosed
+        DialAnswered     => [C,     O,    H,    FO,   FC],
+        // A probe fails first.
+        DialAnsweredAfterMisleading | DialAnsweredMuchLater => [C, O, O, FO, FC],
+        other            => next(other),
+    }
+}
+
 /// State after the event, for each state before in the order of [`State::ALL`].
 #[rustfmt::skip]
 fn next(kind: Kind) -> [Option<State>; State::ALL.len()] {
@@ -102,6 +126,9 @@ fn next(kind: Kind) -> [Option<State>; State::ALL.len()] {
         ConfiguredOff    => [C,     C,    C,    FO,   FC],
         CallsHealthy     => [C,     O,    H,    FO,   FC],
         CallsFailing     => [O,     O,    H,    FO,   FC],
+        ExchangesHealthy => [C,     O,    H,    FO,   FC],
+        ExchangesFailing => [O,     O,    H,    FO,   FC],
+        CallsOfNoWindow  => [C,     O,    H,    FO,   FC],
         ProbeStarted     => [C,     O,    H,    FO,   FC],
         ProbeStartedLate => [C,     O,    H,    FO,   FC],
         FirstSuccess     => [C,     O,    H,    FO,   FC],
@@ -126,12 +153,12 @@ fn next(kind: Kind) -> [Option<State>; State::ALL.len()] {
 
 fn send(one: &mut One, kind: Kind) {
     let generation = one.view().generation;
-    let last_seq = one.ring.last_seq;
+    let last_seqs = one.last_seqs();
     let ended = |generation: u32, outcome| Event::ProbeEnded {
         row: ROW,
         generation,
         outcome,
-        last_seq,
+        last_seqs,
     };
     let until = one.now + secs(60);
     let event = match kind {
@@ -149,6 +176,14 @@ fn send(one: &mut One, kind: Kind) {
                 one.ring.push(one.now, kind == CallsFailing);
             }
             return one.look();
+        }
+        ExchangesHealthy => return one.exchange(20, How::Well),
+        ExchangesFailing => return one.exchange(20, How::Badly),
+        CallsOfNoWindow => {
+            for _ in 0..20 {
+                one.ring.push(one.now, true);
+            }
+            return one.look_at(WindowKind::None);
         }
         ProbeStarted => Event::ProbeStarted {
             row: ROW,
@@ -183,14 +218,17 @@ fn send(one: &mut One, kind: Kind) {
         Trip => Event::Trip {
             row: ROW,
             until,
-            last_seq,
+            last_seqs,
         },
         HoldClosed => Event::HoldClosed {
             row: ROW,
             until,
-            last_seq,
+            last_seqs,
         },
-        Reset => Event::Reset { row: ROW, last_seq },
+        Reset => Event::Reset {
+            row: ROW,
+            last_seqs,
+        },
         Forget => Event::Forget { row: ROW },
         DeadlineEarly => Event::Deadline,
         DeadlineDue => {
@@ -211,37 +249,54 @@ fn every_state_meets_every_event() {
         for (state, expected) in State::ALL.into_iter().zip(next(kind)) {
             let mut one = One::new(BreakerSettings::default());
             one.bring_to(state);
-            let generation = one.view().generation;
-            one.out.clear();
-            send(&mut one, kind);
-
-            let got = one.engine.view(ROW, one.now).map(|view| view.state);
-            assert_eq!(got, expected, "{state:?} on {kind:?}");
-
-            let (mut at, mut expected_generation) = (state, generation);
-            for action in &one.out {
-                match *action {
-                    Action::SetVerdict { verdict, .. } => {
-                        expected_generation += 1;
-                        assert_eq!(verdict.generation, expected_generation);
-                    }
-                    Action::Transition {
-                        from,
-                        to,
-                        generation,
-                        ..
-                    } => {
-                        assert_eq!(from, at, "{state:?} on {kind:?}");
-                        assert_ne!(from, to);
-                        assert_eq!(generation, expected_generation);
-                        at = to;
-                    }
-                    Action::Dial { .. } => assert_eq!(kind, DeadlineDue),
-                }
-            }
-            assert_eq!(at, expected.unwrap_or(state), "{state:?} on {kind:?}");
+            meets(one, kind, expected);
         }
     }
+}
+
+#[test]
+fn every_state_meets_every_event_when_opened_on_exchanges() {
+    for kind in KINDS {
+        for (state, expected) in State::ALL.into_iter().zip(next_opened_on_exchanges(kind)) {
+            let mut one = One::new(BreakerSettings::default());
+            one.bring_to_by_exchanges(state);
+            meets(one, kind, expected);
+        }
+    }
+}
+
+fn meets(mut one: One, kind: Kind, expected: Option<State>) {
+    let view = one.view();
+    let (state, generation) = (view.state, view.generation);
+    let on_connects = view.reason.window == WindowKind::Connects;
+    one.out.clear();
+    send(&mut one, kind);
+
+    let got = one.engine.view(ROW, one.now).map(|view| view.state);
+    assert_eq!(got, expected, "{state:?} on {kind:?}");
+
+    let (mut at, mut expected_generation) = (state, generation);
+    for action in &one.out {
+        match *action {
+            Action::SetVerdict { verdict, .. } => {
+                expected_generation += 1;
+                assert_eq!(verdict.generation, expected_generation);
+            }
+            Action::Transition {
+                from,
+                to,
+                generation,
+                ..
+            } => {
+                assert_eq!(from, at, "{state:?} on {kind:?}");
+                assert_ne!(from, to);
+                assert_eq!(generation, expected_generation);
+                at = to;
+            }
+            Action::Dial { .. } => assert!(kind == DeadlineDue && on_connects),
+        }
+    }
+    assert_eq!(at, expected.unwrap_or(state), "{state:?} on {kind:?}");
 }
 
 #[test]
@@ -301,4 +356,5 @@ fn names_are_the_documented_ones() {
         windows.map(WindowKind::as_str),
         ["connects", "exchanges", "none"]
     );
+    assert_eq!(windows.map(WindowKind::index), [Some(0), Some(1), None]);
 }

@@ -433,7 +433,7 @@ fn files_that_cannot_be_read() {
     assert!(
         error
             .to_string()
-            .ends_with("cannot be read: Is a directory (os error 21)"),
+            .ends_with("cannot be read: not a regular file"),
         "{error}"
     );
 
@@ -454,4 +454,20 @@ fn files_that_cannot_be_read() {
             .ends_with("is too large; allowed: at most 1048576 bytes"),
         "{error}"
     );
+}
+
+#[test]
+fn a_pipe_is_refused_at_once() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let pipe = folder.path().join("pipe.toml");
+    rustix::fs::mknodat(
+        rustix::fs::CWD,
+        &pipe,
+        rustix::fs::FileType::Fifo,
+        rustix::fs::Mode::RUSR,
+        0,
+    )
+    .expect("a pipe");
+    let error = load(&pipe).expect_err("is a pipe");
+    assert!(error.to_string().ends_with("not a regular file"), "{error}");
 }

@@ -112,6 +112,10 @@ fn what_has_no_effect_yet_is_said() {
         timeouts = { read = "off" }
         breaker = "off"
         retry = "off"
+        [[policy]]
+        name = "c"
+        destinations = ["10.0.0.3"]
+        breaker = { failure_status = ["5xx", 429], slow_call_rate = 0.9 }
         [protected]
         destinations = ["*.internal"]
         "#,
@@ -121,7 +125,6 @@ fn what_has_no_effect_yet_is_said() {
         config.warnings(),
         [
             format!("defaults: timeouts.read = 10s {end}"),
-            format!("defaults: breaker.slow_call = 1s {end}"),
             format!("policy \"a\": timeouts.read = 3s {end}"),
             format!("policy \"a\": timeouts.read_action = option {end}"),
             format!("policy \"a\": breaker.hung = 20s {end}"),
@@ -135,6 +138,7 @@ fn what_has_no_effect_yet_is_said() {
                 "policy \"a\": destinations: the name db.internal:5432 {end}, which matches \
                  addresses only"
             ),
+            format!("policy \"c\": breaker.failure_status = 5xx, 429 {end}"),
             format!(
                 "protected: destinations: the name *.internal {end}, which matches addresses only"
             ),

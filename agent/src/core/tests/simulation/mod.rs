@@ -166,6 +166,42 @@ fn a_restart_that_misleads_once_ends_soon_after() {
 }
 
 #[test]
+fn a_server_that_accepts_and_fails_is_probed_by_exchanges() {
+    let outage = Outage {
+        answer: Answer::Broken,
+        ..refusing(10, 60)
+    };
+    let mut world = World::new(crowd(BreakerSettings::default(), outage));
+    world.run_until(secs(40));
+    let &[(opened, State::Closed, State::Open, reason)] = &world.transitions[..] else {
+        panic!("one opening expected, got {:?}", world.transitions);
+    };
+    assert!(opened < secs(10) + millis(20), "opened at {opened:?}");
+    assert_eq!(reason.window, WindowKind::Exchanges);
+    // The agent's dial would be answered, as every connect is.
+    assert_eq!(world.dials, []);
+    assert!(world.bad_exchanges < 20, "{} failed", world.bad_exchanges);
+    // At 40 s a probe is accepted, and fails all the same.
+    let before = world.bad_exchanges;
+    world.run_until(secs(60));
+    assert_eq!(world.bad_exchanges, before + 1);
+    let &(_, from, to, reason) = world.transitions.last().unwrap();
+    assert_eq!((from, to), (State::HalfOpen, State::Open));
+    assert_eq!(reason, Reason::probe_failed(WindowKind::Exchanges));
+    // The next cooldown is twice as long, 10 % either way.
+    world.run_until(secs(94));
+    assert_eq!(world.state(), State::Open);
+    world.run_until(secs(107));
+    assert_eq!(world.state(), State::Closed);
+    assert_eq!(world.rounds.len(), 3);
+    assert!(world.rounds.values().all(|round| round.syns == 1));
+    assert_eq!((world.bad_syns, world.ran_out), (0, 0));
+    let refused = world.refused.len();
+    world.run_until(secs(200));
+    assert_eq!(world.refused.len(), refused);
+}
+
+#[test]
 fn rare_failures_never_open() {
     // Now and then a few connects of 2,000 a second fail: neither a run nor a rate.
     let mut plan = crowd(BreakerSettings::default(), refusing(0, 0));
@@ -186,7 +222,8 @@ fn outages() -> impl Strategy<Value = Vec<Outage>> {
     let answer = prop_oneof![
         Just(Answer::Refused),
         Just(Answer::Silence),
-        Just(Answer::Misleading)
+        Just(Answer::Misleading),
+        Just(Answer::Broken)
     ];
     prop::collection::vec((1u64..60_000, 1u64..60_000, answer), 1..4).prop_map(|parts| {
         let mut at = Nanos::ZERO;
@@ -221,6 +258,7 @@ proptest! {
             successes_to_close,
             cooldown: secs(5),
             cooldown_max: secs(20),
+            exchange_lease: secs(4),
             ..BreakerSettings::default()
         };
         let last = outages.last().map_or(Nanos::ZERO, |outage| outage.to);

@@ -2,20 +2,22 @@
 //!
 //! The kernel does what the hooks do: it reads the packed verdict, claims and returns probe slots
 //! in the packed word, lets everything pass once a verdict has run out, writes outcomes of the
-//! current generation into the real ring of calls, and sends events, of which some are lost,
-//! repeated or late. It counts lost ones, and the shell looks at the row when it sees that.
+//! current generation into the real rings of calls, and sends events, of which some are lost,
+//! repeated or late. It counts lost ones, and the shell looks at the row when it sees that. Each
+//! connection carries one exchange.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap};
 
 use agent_common::Verdict;
 use agent_common::verdict::{
-    STATE_FORCED_OPEN, STATE_HALF_OPEN, STATE_OPEN, pack_probe_slots, unpack_probe_slots,
+    STATE_FORCED_OPEN, STATE_HALF_OPEN, STATE_OPEN, VERDICT_PROBE_BY_EXCHANGE, pack_probe_slots,
+    unpack_probe_slots,
 };
 
 use super::super::*;
 
-/// How the destination answers a SYN, of a program or of the agent's dial.
+/// How the destination answers a SYN, of a program or of the agent's dial, and a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Answer {
     Established,
@@ -23,6 +25,8 @@ pub(super) enum Answer {
     Silence,
     /// The agent is answered, programs are refused.
     Misleading,
+    /// Connections are established, and reset when a request comes.
+    Broken,
 }
 
 /// From when to when the destination answers otherwise than established.
@@ -55,17 +59,32 @@ const ROUND_TRIP: Nanos = Nanos::from_millis(1);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Happening {
-    Connect { client: u32 },
-    Outcome { client: u32, stamp: Stamp, end: End },
+    Connect {
+        client: u32,
+    },
+    Outcome {
+        client: u32,
+        stamp: Stamp,
+        end: End,
+    },
+    Exchanged {
+        client: u32,
+        generation: u32,
+        probe: Option<u32>,
+    },
     Heard(News),
     LossSeen,
-    DialAnswer { success: bool },
+    DialAnswer {
+        success: bool,
+    },
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Stamp {
     generation: u32,
     probe: bool,
+    /// A probe that ends with its exchange.
+    by_exchange: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -78,9 +97,17 @@ enum End {
 /// An event in the ring buffer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum News {
-    Failure,
-    ProbeStarted { generation: u32 },
-    ProbeEnded { generation: u32, end: End },
+    /// In this window ([`WindowKind::index`]).
+    Failure {
+        window: usize,
+    },
+    ProbeStarted {
+        generation: u32,
+    },
+    ProbeEnded {
+        generation: u32,
+        end: End,
+    },
 }
 
 /// SYNs of one half-open verdict.
@@ -103,13 +130,15 @@ pub(super) struct World {
     verdict_until: Nanos,
     slots: u64,
     probe_limit: u32,
-    ring: Ring,
+    rings: [Ring; 2],
     // what was seen
     pub(super) rounds: BTreeMap<u32, Round>,
     pub(super) transitions: Vec<(Nanos, State, State, Reason)>,
     pub(super) dials: Vec<Nanos>,
     /// SYNs that met no answer or a refusal.
     pub(super) bad_syns: u64,
+    /// Exchanges that failed.
+    pub(super) bad_exchanges: u64,
     pub(super) refused: Vec<Nanos>,
     /// Connects that passed since the verdict had run out. The agent lives: none.
     pub(super) ran_out: u64,
@@ -128,11 +157,12 @@ impl World {
             verdict_until: Nanos::ZERO,
             slots: 0,
             probe_limit: 0,
-            ring: Ring::new(),
+            rings: [Ring::new(), Ring::new()],
             rounds: BTreeMap::new(),
             transitions: Vec::new(),
             dials: Vec::new(),
             bad_syns: 0,
+            bad_exchanges: 0,
             refused: Vec::new(),
             ran_out: 0,
             plan,
@@ -204,6 +234,11 @@ impl World {
         match happening {
             Happening::Connect { client } => self.connect(client),
             Happening::Outcome { client, stamp, end } => self.outcome(client, stamp, end),
+            Happening::Exchanged {
+                client,
+                generation,
+                probe,
+            } => self.exchanged(client, generation, probe),
             Happening::Heard(news) => self.hear(news),
             Happening::LossSeen => self.look_after_loss(),
             Happening::DialAnswer { success } => {
@@ -222,6 +257,7 @@ impl World {
         let mut stamp = Stamp {
             generation: verdict.generation,
             probe: false,
+            by_exchange: verdict.flags & VERDICT_PROBE_BY_EXCHANGE != 0,
         };
         let in_force = self.now < self.verdict_until;
         let refusing = [STATE_OPEN, STATE_HALF_OPEN, STATE_FORCED_OPEN];
@@ -245,12 +281,12 @@ impl World {
             return self.again(client);
         }
         let answer = self.answer();
-        if answer != Answer::Established {
+        if !matches!(answer, Answer::Established | Answer::Broken) {
             self.bad_syns += 1;
         }
         let (end, after) = match answer {
             _ if self.chance(self.plan.abandoned) => (End::Abandoned, ROUND_TRIP),
-            Answer::Established => (End::Established, ROUND_TRIP),
+            Answer::Established | Answer::Broken => (End::Established, ROUND_TRIP),
             Answer::Refused | Answer::Misleading => (End::Failed, ROUND_TRIP),
             Answer::Silence => (End::Failed, CONNECT_TIMEOUT),
         };
@@ -258,8 +294,8 @@ impl World {
     }
 
     fn outcome(&mut self, client: u32, stamp: Stamp, end: End) {
-        self.again(client);
-        let current = stamp.generation == Verdict::unpack(self.verdict).generation;
+        let generation = Verdict::unpack(self.verdict).generation;
+        let current = stamp.generation == generation;
         if end == End::Abandoned {
             let (generation, taken) = unpack_probe_slots(self.slots);
             if stamp.probe {
@@ -269,16 +305,50 @@ impl World {
                 }
             }
         } else if current {
-            self.ring.push(self.now, end == End::Failed);
+            self.rings[0].push(self.now, end == End::Failed);
             if end == End::Failed {
-                self.tell(News::Failure);
+                self.tell(News::Failure { window: 0 });
             }
         }
-        if stamp.probe {
+        let goes_on = end == End::Established;
+        if stamp.probe && !(goes_on && stamp.by_exchange) {
             self.tell(News::ProbeEnded {
                 generation: stamp.generation,
                 end,
             });
+        }
+        if !goes_on {
+            return self.again(client);
+        }
+        // The exchange begins under the verdict there is now.
+        let probe = (stamp.probe && stamp.by_exchange).then_some(stamp.generation);
+        let happening = Happening::Exchanged {
+            client,
+            generation,
+            probe,
+        };
+        self.schedule(self.now + ROUND_TRIP, happening);
+    }
+
+    /// `generation`: of the verdict under which it began; `probe`: of the round that it is a probe
+    /// of.
+    fn exchanged(&mut self, client: u32, generation: u32, probe: Option<u32>) {
+        self.again(client);
+        let failed = self.answer() == Answer::Broken;
+        self.bad_exchanges += u64::from(failed);
+        if generation == Verdict::unpack(self.verdict).generation {
+            self.rings[1].push(self.now, failed);
+            if failed {
+                self.tell(News::Failure { window: 1 });
+            }
+        }
+        if let Some(generation) = probe {
+            let end = if failed {
+                End::Failed
+            } else {
+                End::Established
+            };
+            self.tell(News::ProbeEnded { generation, end });
         }
     }
 
@@ -304,7 +374,9 @@ impl World {
     // --- the shell
 
     fn look_after_loss(&mut self) {
-        self.hear(News::Failure);
+        for window in 0..2 {
+            self.hear(News::Failure { window });
+        }
         let (generation, taken) = unpack_probe_slots(self.slots);
         if taken > 0 {
             self.hear(News::ProbeStarted { generation });
@@ -312,7 +384,6 @@ impl World {
     }
 
     fn hear(&mut self, news: News) {
-        let last_seq = self.ring.last_seq;
         if !self.engine.contains(ROW) {
             let event = Event::Configure {
                 row: ROW,
@@ -323,10 +394,11 @@ impl World {
             self.engine.handle(event, self.now, &mut self.out);
         }
         let event = match news {
-            News::Failure => Event::Calls {
+            News::Failure { window } => Event::Calls {
                 row: ROW,
-                last_seq,
-                window: &self.ring.window,
+                kind: [WindowKind::Connects, WindowKind::Exchanges][window],
+                last_seq: self.rings[window].last_seq,
+                window: &self.rings[window].window,
             },
             News::ProbeStarted { generation } => Event::ProbeStarted {
                 row: ROW,
@@ -340,7 +412,7 @@ impl World {
                     End::Failed => ProbeOutcome::Failure,
                     End::Abandoned => ProbeOutcome::Returned,
                 },
-                last_seq,
+                last_seqs: [self.rings[0].last_seq, self.rings[1].last_seq],
             },
         };
         self.engine.handle(event, self.now, &mut self.out);
@@ -367,7 +439,9 @@ impl World {
                 Action::Dial { .. } => {
                     self.dials.push(self.now);
                     let (success, after) = match self.answer() {
-                        Answer::Established | Answer::Misleading => (true, ROUND_TRIP),
+                        Answer::Established | Answer::Misleading | Answer::Broken => {
+                            (true, ROUND_TRIP)
+                        }
                         Answer::Refused => (false, ROUND_TRIP),
                         Answer::Silence => (false, CONNECT_TIMEOUT),
                     };

@@ -1,0 +1,66 @@
+//! What a packet of a TCP connection carries, from its headers.
+
+use aya_ebpf::bindings::__sk_buff;
+
+const IPPROTO_TCP: u8 = 6;
+const TCP_SYN: u8 = 0x02;
+
+/// A TCP segment (before segmentation by the device, or after merging: many packets' worth).
+#[derive(Clone, Copy)]
+pub struct Segment {
+    /// Sequence number after its last payload byte.
+    pub end: u32,
+    /// Payload bytes, more than 0.
+    pub payload: u32,
+    /// Where the payload begins, from the network header.
+    pub offset: u32,
+}
+
+/// The segment, or `None` for anything without a payload or with headers that are not worth it
+/// (IPv4 options, IPv6 extension headers).
+///
+/// # Safety
+/// `skb` must be the program's context.
+#[inline(always)]
+pub unsafe fn of(skb: *mut __sk_buff) -> Option<Segment> {
+    // SAFETY: by contract; every access is within what was compared with the end.
+    unsafe {
+        let (data, end) = ((*skb).data as usize, (*skb).data_end as usize);
+        if data + 40 > end {
+            return None;
+        }
+        let ip = data as *const u8;
+        let version = *ip;
+        let network = if version == 0x45 {
+            if *ip.add(9) != IPPROTO_TCP {
+                return None;
+            }
+            20
+        } else if version >> 4 == 6 {
+            if *ip.add(6) != IPPROTO_TCP || data + 60 > end {
+                return None;
+            }
+            40
+        } else {
+            return None;
+        };
+        let tcp = if network == 20 {
+            ip.add(20)
+        } else {
+            ip.add(40)
+        };
+        let header = u32::from(*tcp.add(12) >> 4) * 4;
+        let offset = network + header;
+        let length = (*skb).len;
+        if length <= offset || *tcp.add(13) & TCP_SYN != 0 {
+            return None;
+        }
+        let payload = length - offset;
+        let seq = u32::from_be_bytes([*tcp.add(4), *tcp.add(5), *tcp.add(6), *tcp.add(7)]);
+        Some(Segment {
+            end: seq.wrapping_add(payload),
+            payload,
+            offset,
+        })
+    }
+}

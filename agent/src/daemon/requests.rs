@@ -1,0 +1,387 @@
+//! What the control server asks of the node: status, manual states, pause, reload.
+
+use std::{
+    sync::{Arc, atomic::Ordering},
+    time::Duration,
+};
+
+use agent_common::{
+    Mode, OTHER_ROW, Row as KernelRow, Verdict,
+    verdict::{STATE_FORCED_CLOSED, STATE_FORCED_OPEN},
+};
+use anyhow::{Context as _, Result};
+use tokio::sync::oneshot;
+
+use super::{
+    backend::Request,
+    node::{Node, Standing},
+    plan::Plan,
+    reactor::{Command, Order},
+    scrape, settle,
+    view::{Viewer, Views},
+};
+use crate::{
+    control::{
+        Manual,
+        api::{
+            ApiError, ConfigAction, ConfigView, Event, ManualResult, PauseResult, Paused, Peer,
+            ReloadResult, StatusEnvelope, Timestamp,
+        },
+    },
+    core::{Nanos, RowId},
+    kernel::clock,
+    policy::{self, Destination, DestinationArg},
+};
+
+/// Manual states at a time, also the size of the kernel's map of them.
+const MAX_STANDING: usize = 1024;
+
+impl Node {
+    /// Answers one request.
+    pub async fn request(&mut self, request: Request) {
+        // Whoever asked may have gone: then nobody is told.
+        match request {
+            Request::Status(wanted, reply) => {
+                let _ = reply.send(self.status(wanted.as_ref()).await);
+            }
+            Request::Manual(destination, workload, action, by, reply) => {
+                let _ = reply.send(self.manual(&destination, workload, action, by));
+            }
+            Request::Pause(duration, by, reply) => {
+                let _ = reply.send(self.begin_pause(duration, by));
+            }
+            Request::Resume(by, reply) => {
+                let _ = reply.send(self.resume(Some(by)));
+            }
+            Request::Reload(by, reply) => {
+                let answer = self
+                    .reload(Some(by))
+                    .map_err(|e| ApiError::BadRequest(e.to_string()));
+                let _ = reply.send(answer);
+            }
+            Request::Config(reply) => {
+                let _ = reply.send(Ok(self.config()));
+            }
+            Request::Metrics(reply) => {
+                let answer = scrape::text(self).await;
+                let _ = reply.send(answer.map_err(|e| ApiError::Internal(format!("{e:#}"))));
+            }
+        }
+    }
+
+    /// The event thread's breakers.
+    pub(super) async fn views(&self) -> Result<Views, ApiError> {
+        let (reply, answer) = oneshot::channel();
+        self.commander.send(Command::Views(reply));
+        answer
+            .await
+            .map_err(|_| ApiError::Unavailable("the event thread has ended".to_owned()))
+    }
+
+    pub(super) fn viewer<'a>(&'a self, views: &'a Views) -> Viewer<'a> {
+        Viewer {
+            table: &self.table,
+            plan: &self.plan,
+            views,
+            latencies: &self.latencies,
+            responses: &self.responses,
+            hidden: self.hidden.all(),
+            leaving: self.evictions.leaving(),
+            now: clock::now(),
+        }
+    }
+
+    pub(super) async fn status(
+        &mut self,
+        wanted: Option<&DestinationArg>,
+    ) -> Result<StatusEnvelope, ApiError> {
+        let views = self.views().await?;
+        let viewer = Viewer {
+            table: &self.table,
+            plan: &self.plan,
+            views: &views,
+            latencies: &self.latencies,
+            responses: &self.responses,
+            hidden: self.hidden.all(),
+            leaving: self.evictions.leaving(),
+            now: clock::now(),
+        };
+        let rows = viewer
+            .rows()
+            .filter(|(id, row)| match wanted {
+                None => true,
+                Some(DestinationArg::Address(wanted)) => {
+                    id.index != OTHER_ROW && Destination::from_key(&row.key) == *wanted
+                }
+                // Names of addresses are not known in this version.
+                Some(DestinationArg::Name { .. }) => false,
+            })
+            .map(|(id, row)| viewer.view(id, &row, &mut self.names))
+            .collect();
+        let mut envelope = StatusEnvelope {
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            mode: self.api_mode(),
+            uptime_ms: clock::now().0.saturating_sub(self.ready_at.0) / 1_000_000,
+            lost_events: self.table.lost_events() + self.reactor.dropped.load(Ordering::Relaxed),
+            paused: self.pause.current().cloned(),
+            destinations: rows,
+        };
+        envelope.sort();
+        Ok(envelope)
+    }
+
+    pub(super) fn manual(
+        &mut self,
+        destination: &DestinationArg,
+        workload: Option<String>,
+        action: Manual,
+        by: Peer,
+    ) -> Result<ManualResult, ApiError> {
+        let DestinationArg::Address(address) = destination else {
+            return Err(ApiError::BadRequest(format!(
+                "{destination}: names are not known to this version; give an address and port, as \
+                 `backstop status` shows them"
+            )));
+        };
+        let guarded = self.plan.config.resolve(address, workload.as_deref(), None);
+        if guarded.protected {
+            return Err(ApiError::Conflict(format!(
+                "{address} is protected ([protected] in the configuration): it is counted, and \
+                 never refused"
+            )));
+        }
+        let hidden = self.hidden.all();
+        let rows: Vec<RowId> = self
+            .table
+            .used()
+            .filter(|(id, row)| {
+                id.index != OTHER_ROW
+                    && !hidden.contains(&row.key.cgroup_id)
+                    && Destination::from_key(&row.key) == *address
+                    && workload.as_ref().is_none_or(|wanted| {
+                        self.names.name(row.key.cgroup_id, row.last_pid) == *wanted
+                    })
+            })
+            .map(|(id, _)| id)
+            .collect();
+        self.standing.retain(|standing| {
+            standing.destination != *destination
+                || (workload.is_some() && standing.workload != workload)
+        });
+        let now = clock::now();
+        let until = |duration: Duration| {
+            Nanos(
+                now.0
+                    .saturating_add(u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)),
+            )
+        };
+        let order = match action {
+            Manual::Trip(duration) => Order::Trip(until(duration)),
+            Manual::HoldClosed(duration) => Order::HoldClosed(until(duration)),
+            Manual::Reset => Order::Reset,
+        };
+        let forced = match order {
+            Order::Trip(until) => Some((true, until)),
+            Order::HoldClosed(until) => Some((false, until)),
+            Order::Reset => None,
+        };
+        if forced.is_some() && self.standing.len() >= MAX_STANDING {
+            return Err(ApiError::Conflict(format!(
+                "{MAX_STANDING} manual states are in force already; reset some"
+            )));
+        }
+        if let Some((trip, until)) = forced {
+            self.standing.push(Standing {
+                destination: destination.clone(),
+                workload: workload.clone(),
+                trip,
+                until,
+            });
+        }
+        // For rows that do not exist yet, the kernel itself knows what holds for all workloads.
+        if workload.is_none() {
+            let errno = self.plan.breakers[guarded.policy].errno;
+            let state = forced.map(|(trip, until)| {
+                let state = if trip {
+                    STATE_FORCED_OPEN
+                } else {
+                    STATE_FORCED_CLOSED
+                };
+                (
+                    Verdict {
+                        generation: 1,
+                        errno,
+                        state,
+                        flags: 0,
+                    },
+                    until,
+                )
+            });
+            self.kernel
+                .set_manual(&address.to_manual_key(), state)
+                .map_err(|e| ApiError::Internal(format!("{e:#}")))?;
+        }
+        let count = rows.len() as u64;
+        let said = match action {
+            Manual::Trip(duration) => format!("trip for {}", humantime::format_duration(duration)),
+            Manual::HoldClosed(duration) => {
+                format!("hold closed for {}", humantime::format_duration(duration))
+            }
+            Manual::Reset => "reset".to_owned(),
+        };
+        tracing::info!(%destination, workload = workload.as_deref(), %by, "{said}");
+        self.commander.send(Command::Manual(rows, order));
+        Ok(ManualResult { rows: count })
+    }
+
+    pub(super) fn begin_pause(
+        &mut self,
+        duration: Option<Duration>,
+        by: Peer,
+    ) -> Result<PauseResult, ApiError> {
+        let since = Timestamp::now();
+        let until = duration.map(|duration| {
+            Timestamp::from_unix_ms(
+                since
+                    .unix_ms()
+                    .saturating_add(u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)),
+            )
+        });
+        let paused = Paused {
+            since,
+            until,
+            by: by.to_string(),
+        };
+        self.pause
+            .begin(paused.clone())
+            .map_err(|e| ApiError::Internal(format!("{e:#}; nothing is paused")))?;
+        self.table.set_mode(Mode::OFF);
+        settle::settle(&mut self.kernel);
+        self.say(Event::Config {
+            action: ConfigAction::Paused,
+            message: match until {
+                Some(until) => format!("every verdict and timeout is off until {until}"),
+                None => "every verdict and timeout is off until resume".to_owned(),
+            },
+            by: Some(by.to_string()),
+        });
+        Ok(PauseResult {
+            paused: Some(paused),
+        })
+    }
+
+    /// Ends the pause, if there is one.
+    pub(super) fn resume(&mut self, by: Option<Peer>) -> Result<PauseResult, ApiError> {
+        let ended = self
+            .pause
+            .end()
+            .map_err(|e| ApiError::Internal(format!("{e:#}; still paused")))?;
+        if ended.is_some() {
+            self.table.set_mode(self.kernel_mode());
+            self.say(Event::Config {
+                action: ConfigAction::Resumed,
+                message: "verdicts and timeouts are on again".to_owned(),
+                by: by.map(|by| by.to_string()),
+            });
+        }
+        Ok(PauseResult { paused: None })
+    }
+
+    pub(super) fn config(&self) -> ConfigView {
+        ConfigView {
+            file: self
+                .source
+                .file
+                .as_ref()
+                .map(|file| file.display().to_string()),
+            toml: self.plan.config.to_toml(),
+            warnings: self.plan.config.warnings(),
+        }
+    }
+
+    /// Reads the configuration again and puts it in force; on an error nothing changes.
+    ///
+    /// # Errors
+    /// Every problem in the file.
+    pub fn reload(&mut self, by: Option<Peer>) -> Result<ReloadResult> {
+        let by = by.map(|by| by.to_string());
+        let config = match self.source.read() {
+            Ok(config) => config,
+            Err(error) => {
+                self.tally.reload(false);
+                self.say(Event::Config {
+                    action: ConfigAction::Refused,
+                    message: format!("{error}; the old configuration stays in force"),
+                    by,
+                });
+                return Err(error.into());
+            }
+        };
+        let old = self.plan.config.agent;
+        let mut warnings = config.warnings();
+        if (config.agent.max_destinations, config.agent.ring_bytes)
+            != (old.max_destinations, old.ring_bytes)
+        {
+            warnings.push(
+                "agent.max_destinations and agent.ring_bytes change only with a restart".to_owned(),
+            );
+        }
+        let changes = policy::diff(&self.plan.config, &config);
+        let plan = Arc::new(Plan::new(config, self.ticks));
+        if let Err(error) = self.apply(plan) {
+            self.tally.reload(false);
+            return Err(error);
+        }
+        self.tally.reload(true);
+        let changed = !changes.is_empty();
+        let message = if changed {
+            changes
+                .iter()
+                .map(ToString::to_string)
+                .collect::<Vec<_>>()
+                .join("; ")
+        } else {
+            "read again, nothing differs".to_owned()
+        };
+        self.say(Event::Config {
+            action: ConfigAction::Reloaded,
+            message,
+            by,
+        });
+        for warning in &warnings {
+            tracing::warn!("{warning}");
+        }
+        Ok(ReloadResult { changed, warnings })
+    }
+
+    /// Puts a plan in force: for rows to come, for rows that exist, and in the event thread.
+    ///
+    /// # Errors
+    /// When the kernel takes no more prefixes.
+    pub(super) fn apply(&mut self, plan: Arc<Plan>) -> Result<()> {
+        self.kernel
+            .set_policies(&plan.settings, &plan.entries)
+            .context("put the policies into the kernel")?;
+        self.plan = plan;
+        let hidden = self.hidden.all();
+        let rows: Vec<(RowId, KernelRow)> = self.table.used().skip(1).collect();
+        for (id, row) in rows {
+            if hidden.contains(&row.key.cgroup_id) {
+                continue;
+            }
+            let workload = self.names.name(row.key.cgroup_id, row.last_pid);
+            let settings = self
+                .plan
+                .settings_for(&Destination::from_key(&row.key), &workload);
+            self.table.set_settings(id, settings);
+        }
+        self.gave_up_times();
+        self.commander.send(Command::Plan(Arc::clone(&self.plan)));
+        let before = self.table.mode();
+        self.table.set_mode(self.kernel_mode());
+        if before == Mode::ENFORCE && self.kernel_mode() != Mode::ENFORCE {
+            settle::settle(&mut self.kernel);
+        }
+        Ok(())
+    }
+}

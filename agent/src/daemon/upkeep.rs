@@ -1,0 +1,284 @@
+//! What the node looks after by itself: losses, evictions, cgroups, proofs, the stop.
+
+use std::{collections::HashSet, path::PathBuf, sync::atomic::Ordering};
+
+use agent_common::Mode;
+use anyhow::{Context as _, Result};
+use tokio::sync::oneshot;
+
+use super::{
+    canary::{Finding, Proof},
+    evict::Evictions,
+    journal::WallClock,
+    latency::Latencies,
+    node::{Node, netns},
+    reactor::Command,
+    settle,
+    tally::Subject,
+    view,
+};
+use crate::{
+    control::api::{Event, SafetyAction, Timestamp},
+    core::{Nanos, RowId},
+    kernel::clock,
+    policy::DestinationArg,
+};
+
+/// How often lost events are made up for: that looks at every row.
+const LOSSES_EVERY: Nanos = Nanos::from_secs(1);
+
+/// Rounds of eviction in one turn of the loop, when destinations come faster than one can clear.
+const EVICTION_ROUNDS: u32 = 4;
+
+impl Node {
+    /// What has to be looked at several times a second.
+    pub async fn tick(&mut self) {
+        let now = clock::now();
+        if self.pause.is_over(Timestamp::now())
+            && let Err(error) = self.resume(None)
+        {
+            tracing::error!("the pause is over but cannot be ended: {error}");
+        }
+        self.losses(now);
+        for id in std::mem::take(&mut self.unnamed) {
+            self.new_row(id);
+        }
+        self.expire_standing(now);
+        if let Err(error) = self.evict().await {
+            tracing::error!("giving up rows failed: {error:#}");
+        }
+        if self.latencies.is_due(now) {
+            let rows: Vec<_> = self
+                .table
+                .used()
+                .filter_map(|(id, row)| Some((id, self.table.histogram(row.histogram)?)))
+                .collect();
+            self.latencies.slice(now, rows.into_iter());
+            let rows: Vec<_> = self
+                .table
+                .used()
+                .filter_map(|(id, row)| Some((id, self.table.histogram(row.response_histogram)?)))
+                .collect();
+            self.responses.slice(now, rows.into_iter());
+            let used: HashSet<u64> = self
+                .table
+                .used()
+                .map(|(_, row)| row.key.cgroup_id)
+                .collect();
+            self.names.keep(|id| used.contains(&id));
+            self.gave_up_times();
+        }
+        if self.tally.is_due(now) {
+            let clock = WallClock::read();
+            let (names, hidden) = (&mut self.names, self.hidden.all());
+            self.tally
+                .calls(&self.journal, &self.table, now, clock, |id, row| {
+                    (!hidden.contains(&row.key.cgroup_id)).then(|| Subject {
+                        destination: view::destination(id, row),
+                        workload: view::workload(id, row, names),
+                        netns: netns(row),
+                    })
+                });
+        }
+    }
+
+    /// A program gives up only after three times what the destination usually takes (rule 6).
+    pub(super) fn gave_up_times(&self) {
+        for (id, row) in self.table.used().skip(1) {
+            let base = self
+                .plan
+                .settings
+                .get(row.settings.policy as usize)
+                .map_or(0, |settings| settings.gave_up_ms);
+            if base == 0 {
+                continue;
+            }
+            let usual = |latencies: &Latencies, histogram: u32, longest: u64| {
+                let histogram = self.table.histogram(histogram);
+                let p99 = latencies.of(id, histogram.as_ref(), longest).p99;
+                let ms = u32::try_from(p99.unwrap_or(0) * 3 / 1000).unwrap_or(u32::MAX);
+                base.max(ms)
+            };
+            let connect = usual(&self.latencies, row.histogram, row.connect_latency_max_us);
+            let exchange = usual(
+                &self.responses,
+                row.response_histogram,
+                row.response_latency_max_us,
+            );
+            if (connect, exchange) != (row.settings.gave_up_ms, row.settings.exchange_gave_up_ms) {
+                self.table.set_gave_up(id, connect, exchange);
+            }
+        }
+    }
+
+    pub(super) fn losses(&mut self, now: Nanos) {
+        if now.0.saturating_sub(self.losses_at.0) < LOSSES_EVERY.0 {
+            return;
+        }
+        self.losses_at = now;
+        let lost = self.table.lost_events() + self.reactor.dropped.load(Ordering::Relaxed);
+        if lost != self.lost {
+            let message = "events found no room and were dropped; counters and breakers do not \
+                           depend on them, but lines may be missing here"
+                .to_owned();
+            self.say(Event::Loss {
+                lost: lost - self.lost,
+                message,
+            });
+            self.lost = lost;
+            // Among them may have been new rows.
+            let rows: Vec<RowId> = self.table.used().skip(1).map(|(id, _)| id).collect();
+            for id in rows {
+                self.new_row(id);
+            }
+        }
+    }
+
+    pub(super) fn expire_standing(&mut self, now: Nanos) {
+        let kernel = &mut self.kernel;
+        self.standing.retain(|standing| {
+            if standing.until > now {
+                return true;
+            }
+            if let (DestinationArg::Address(address), None) =
+                (standing.destination.clone(), &standing.workload)
+                && let Err(error) = kernel.set_manual(&address.to_manual_key(), None)
+            {
+                tracing::error!("{error:#}");
+            }
+            false
+        });
+    }
+
+    pub(super) async fn evict(&mut self) -> Result<()> {
+        self.evictions.drain(&mut self.kernel)?;
+        for _ in 0..EVICTION_ROUNDS {
+            let candidates = self.evictions.candidates(&self.table);
+            if candidates.is_empty() {
+                break;
+            }
+            let (reply, answer) = oneshot::channel();
+            let most = Evictions::step(&self.table);
+            // The event thread keeps those that are open or forced.
+            self.commander
+                .send(Command::Forget(candidates, most, reply));
+            let rows = answer.await.context("the event thread has ended")?;
+            if rows.is_empty() {
+                break;
+            }
+            self.evictions.give_up(&mut self.kernel, &rows)?;
+            for row in &rows {
+                self.reported.remove(row);
+                self.tally.forget(*row);
+            }
+        }
+        Ok(())
+    }
+
+    /// Attaches cgroups that have come back, and forgets those that have gone.
+    pub fn check_cgroups(&mut self) {
+        use std::os::unix::fs::MetadataExt as _;
+        for path in self.cgroups.clone() {
+            let there = std::fs::metadata(&path).ok().map(|metadata| metadata.ino());
+            let attached = self
+                .kernel
+                .attachments()
+                .iter()
+                .find(|a| a.path == path)
+                .map(|a| a.id);
+            if there == attached {
+                continue;
+            }
+            if attached.is_some() {
+                self.kernel.detach(&path);
+                self.safety(format!(
+                    "cgroup {} has vanished; it is attached again when it returns",
+                    path.display()
+                ));
+            }
+            if there.is_some() {
+                match self.kernel.attach(&path) {
+                    Ok(()) => tracing::info!("cgroup {} is attached again", path.display()),
+                    Err(error) => self.safety(format!("{error:#}")),
+                }
+            }
+        }
+    }
+
+    /// Takes in what the canaries have found, and says whether the agent is ready.
+    ///
+    /// # Errors
+    /// When enforcement failed in every cgroup.
+    pub fn proven(&mut self, proofs: Vec<Proof>) -> Result<()> {
+        let rows: Vec<RowId> = proofs.iter().filter_map(|proof| proof.row).collect();
+        if let Err(error) = self.evictions.give_up(&mut self.kernel, &rows) {
+            tracing::error!("{error:#}");
+        }
+        // Nobody else was given up for them.
+        self.evictions.total = self.evictions.total.saturating_sub(rows.len() as u64);
+        let count = proofs.len();
+        let mut failures = Vec::new();
+        let mut is_news = false;
+        for proof in proofs {
+            if let Some(canary) = proof.canary {
+                self.hidden.remove(canary);
+            }
+            match proof.finding {
+                Finding::Proven => is_news = true,
+                Finding::Nothing => {}
+                Finding::Failed(error) => {
+                    is_news = true;
+                    self.safety(format!("{error:#}"));
+                    failures.push(error);
+                }
+            }
+        }
+        if is_news {
+            match failures.first() {
+                None => {
+                    let reason = match self.pause.current() {
+                        Some(_) => "paused: the programs are attached and seen to run",
+                        None => "enforcement is proven",
+                    };
+                    self.handle.set_ready(true, reason.to_owned());
+                }
+                Some(error) => self.handle.set_ready(false, format!("{error:#}")),
+            }
+        }
+        if failures.len() == count
+            && let Some(error) = failures.pop()
+        {
+            return Err(error);
+        }
+        Ok(())
+    }
+
+    /// Paths of the attached cgroups.
+    pub fn attached(&self) -> Vec<PathBuf> {
+        self.kernel
+            .attachments()
+            .iter()
+            .map(|a| a.path.clone())
+            .collect()
+    }
+
+    /// Reports that enforcement is not what it should be.
+    pub fn safety(&self, message: String) {
+        self.say(Event::Safety {
+            action: SafetyAction::NotEnforcing,
+            destination: None,
+            workload: None,
+            message,
+        });
+    }
+
+    /// Ends enforcement in an orderly way: nothing of ours stays on any socket or cgroup.
+    pub fn stop(&mut self) {
+        self.table.set_mode(Mode::OFF);
+        settle::settle(&mut self.kernel);
+        for path in self.cgroups.clone() {
+            self.kernel.detach(&path);
+        }
+        self.reactor.stop();
+    }
+}
