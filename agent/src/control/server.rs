@@ -83,7 +83,7 @@ impl Default for Limits {
             http_waiting: 256,
             http_head: Duration::from_secs(1),
             page: Duration::from_secs(1),
-            page_bytes: 256 * 1024,
+            page_bytes: 8 * 1024 * 1024,
             pages: 4,
             statuses: 2,
             turn: Duration::from_secs(2),
