@@ -85,7 +85,6 @@ pub struct Kernel {
     manual: HashMap<MapData, [u8; 24], [u64; 2]>,
     attachments: Vec<Attachment>,
     can_settle: bool,
-    map_memory: u64,
 }
 
 impl Kernel {
@@ -160,7 +159,6 @@ impl Kernel {
             free_histograms,
             attachments: Vec::new(),
             can_settle,
-            map_memory: u64::from(options.max_destinations) * 100 + u64::from(options.ring_bytes),
             ebpf,
         };
         Ok((kernel, ring))
@@ -169,11 +167,6 @@ impl Kernel {
     /// The mapped arrays.
     pub fn table(&self) -> Arc<Table> {
         Arc::clone(&self.table)
-    }
-
-    /// Memory of all maps, bytes, estimated for those that are not mapped.
-    pub fn map_memory(&self) -> u64 {
-        self.map_memory + self.table.bytes() as u64
     }
 
     /// Attaches all hooks to a cgroup; on failure nothing stays attached there.
@@ -261,11 +254,6 @@ impl Kernel {
         self.free_histograms
             .push(slot, 0)
             .with_context(|| format!("return histogram {slot}"))
-    }
-
-    /// Takes a free histogram for a row that has none, if there is one.
-    pub fn take_histogram(&mut self) -> Option<u32> {
-        self.free_histograms.pop(0).ok()
     }
 
     /// Replaces the policies that the kernel applies to rows it creates. Rows created meanwhile

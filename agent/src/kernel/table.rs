@@ -303,15 +303,6 @@ impl Table {
         self.policies.write(index, settings);
     }
 
-    /// Lends a histogram to a row, or takes it (`0`).
-    pub fn set_histogram(&self, id: RowId, slot_plus_one: u32) {
-        let Some(row) = self.rows.get(id.index) else {
-            return;
-        };
-        // SAFETY: within the mapping.
-        unsafe { half(&raw mut (*row).histogram).store(slot_plus_one, Ordering::Release) };
-    }
-
     /// Ends the ownership of a row: connects that pass the hook already and begin after this count
     /// as other. Those that have begun stay with the row until they end.
     pub fn disown(&self, index: u32) {
