@@ -28,7 +28,7 @@ use aya_ebpf::{
 };
 
 use crate::{
-    atomics, events, hung, maps,
+    atomics, counted, events, maps,
     outcome::{self, Window},
     segment::{self, Segment},
     stamps,
@@ -222,15 +222,15 @@ unsafe fn answered(ctx: &SkBuffContext, stamp: *mut Stamp, now: u64, us: u64, an
         if is_slow {
             atomics::add(&raw mut (*row).slow_calls, 1);
         }
-        let hung = if (*row).hung_open == 0 {
+        let counted = if (*row).counted_open == 0 {
             0
         } else {
-            hung::take(bpf_get_socket_cookie(ctx.as_ptr()), stamp, row)
+            counted::take(bpf_get_socket_cookie(ctx.as_ptr()), stamp, row)
         };
-        let seq = if hung == 0 {
-            outcome::call(stamp, row, now, Window::Exchanges, is_failed, is_slow)
+        let seq = if counted::answered(stamp, row, counted, is_failed, is_slow) {
+            0
         } else {
-            hung::answered(stamp, row, hung, is_failed, is_slow)
+            outcome::call(stamp, row, now, Window::Exchanges, is_failed, is_slow)
         };
         let outcome = if is_failed {
             OUTCOME_STATUS
@@ -330,8 +330,9 @@ pub unsafe fn closing(stamp: *mut Stamp, now: u64, change: &Change) -> bool {
         let Some(row) = outcome::row_of(stamp) else {
             return true;
         };
-        if (*row).hung_open != 0 && hung::take(cookie, stamp, row) != 0 {
-            // It has been counted as failed already.
+        if (*row).counted_open != 0
+            && counted::is_settled(counted::take(cookie, stamp, row), error == ECONNABORTED)
+        {
             probe_ended(stamp, now, us, outcome);
             ended(row);
             return true;

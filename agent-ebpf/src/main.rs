@@ -12,10 +12,10 @@
 
 mod atomics;
 mod connect;
+mod counted;
 mod events;
 mod exchange;
 mod follow;
-mod hung;
 mod kernel;
 mod maps;
 mod outcome;

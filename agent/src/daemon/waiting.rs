@@ -15,7 +15,7 @@ use agent_common::{
     event::{EVENT_EXCHANGE, OUTCOME_HUNG},
     histogram::{BUCKETS, bucket},
     row::ROW_PROTECTED,
-    stamp::{HUNG_MOST, STAMP_UNJUDGED},
+    stamp::{COUNTED_MOST, STAMP_UNJUDGED},
 };
 use anyhow::{Context as _, Result};
 
@@ -154,7 +154,7 @@ impl Watch {
         }
         let mut answers = None;
         for owed in &owed {
-            if self.counted.len() < HUNG_MOST as usize
+            if self.counted.len() < COUNTED_MOST as usize
                 && !self.counted.contains(&(owed.cookie, owed.number))
                 && self.hangs(owed, now, &mut answers)
             {
@@ -304,12 +304,12 @@ impl Watch {
         };
         self.table.count_hung(id.index);
         self.counted.insert((owed.cookie, owed.number));
-        let noted = self.connections.note_hung(owed.cookie, owed.number, seq);
+        let noted = self.connections.note_counted(owed.cookie, owed.number, seq);
         let still = self
             .connections
             .get(owed.cookie)
             .is_some_and(|s| is_owed(&s));
-        if noted.is_err() || (!still && self.connections.take_hung(owed.cookie)) {
+        if noted.is_err() || (!still && self.connections.take_counted(owed.cookie)) {
             // It ended in the middle of this, and the kernel has counted it as it ended; or the
             // note was refused, and its end will be counted twice rather than not at all.
             self.table.count_hung_end(id.index, !still);

@@ -279,7 +279,7 @@ impl Table {
         if let Some(row) = self.rows.get(index) {
             // SAFETY: within the mapping.
             unsafe {
-                half(&raw mut (*row).hung_open).fetch_add(1, Ordering::AcqRel);
+                half(&raw mut (*row).counted_open).fetch_add(1, Ordering::AcqRel);
                 word(&raw mut (*row).exchange_hung).fetch_add(1, Ordering::AcqRel);
             }
         }
@@ -290,7 +290,7 @@ impl Table {
         if let Some(row) = self.rows.get(index) {
             // SAFETY: within the mapping.
             unsafe {
-                half(&raw mut (*row).hung_open).fetch_sub(1, Ordering::AcqRel);
+                half(&raw mut (*row).counted_open).fetch_sub(1, Ordering::AcqRel);
                 if recovered {
                     word(&raw mut (*row).hung_recovered).fetch_add(1, Ordering::AcqRel);
                 }
