@@ -239,3 +239,41 @@ fn exact(target: &Target) -> [u8; REQUEST] {
 fn failed(what: &'static str) -> impl FnOnce(Errno) -> DiagError {
     move |cause| DiagError::Netlink { what, cause }
 }
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::sockets::netlink::{u16_at, u32_at};
+
+    proptest! {
+        /// Whatever is asked for, the kernel is told those ends and that cookie.
+        #[test]
+        fn a_request_says_what_is_meant(
+            local: std::net::SocketAddr,
+            remote: std::net::SocketAddr,
+            ifindex: u32,
+            cookie: u64,
+        ) {
+            let target = Target { tuple: Tuple::new(local, remote, ifindex), cookie };
+            let body = exact(&target);
+            let v4 = local.ip().to_canonical().is_ipv4() && remote.ip().to_canonical().is_ipv4();
+            prop_assert_eq!(body[0], if v4 { 2 } else { 10 });
+            prop_assert_eq!(u16_at(&body, 8).map(u16::from_be), Some(local.port()));
+            prop_assert_eq!(u16_at(&body, 10).map(u16::from_be), Some(remote.port()));
+            for (at, end) in [(12, local), (28, remote)] {
+                match end.ip().to_canonical() {
+                    IpAddr::V4(ip) if v4 => prop_assert_eq!(&body[at..at + 4], &ip.octets()),
+                    IpAddr::V4(ip) => {
+                        prop_assert_eq!(&body[at..at + 16], &ip.to_ipv6_mapped().octets());
+                    }
+                    IpAddr::V6(ip) => prop_assert_eq!(&body[at..at + 16], &ip.octets()),
+                }
+            }
+            prop_assert_eq!(u32_at(&body, 44), Some(ifindex));
+            prop_assert_eq!(u32_at(&body, 48), Some(cookie as u32));
+            prop_assert_eq!(u32_at(&body, 52), Some((cookie >> 32) as u32));
+        }
+    }
+}

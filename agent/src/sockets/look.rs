@@ -301,3 +301,133 @@ impl Tcp {
         })
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    /// An answer of the kernel: an established connection with details and a control group.
+    fn answer(inet6: bool, info: &[u8]) -> Vec<u8> {
+        let mut bytes = vec![0_u8; FIXED];
+        bytes[0] = if inet6 { 10 } else { 2 };
+        bytes[1] = 1;
+        bytes[2] = 4;
+        bytes[3] = 6;
+        bytes[4..6].copy_from_slice(&40000_u16.to_be_bytes());
+        bytes[6..8].copy_from_slice(&443_u16.to_be_bytes());
+        if inet6 {
+            bytes[8..24].copy_from_slice(&[0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 255, 255, 10, 0, 0, 1]);
+            bytes[24..40].copy_from_slice(&[0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 255, 255, 10, 0, 0, 2]);
+        } else {
+            bytes[8..12].copy_from_slice(&[10, 0, 0, 1]);
+            bytes[24..28].copy_from_slice(&[10, 0, 0, 2]);
+        }
+        for (at, value) in [
+            (40, 3),
+            (44, 0x55),
+            (48, 0x66),
+            (52, 200),
+            (56, 11),
+            (60, 12),
+        ] {
+            bytes[at..at + 4].copy_from_slice(&u32::to_ne_bytes(value));
+        }
+        bytes[64..68].copy_from_slice(&1000_u32.to_ne_bytes());
+        bytes[68..72].copy_from_slice(&4242_u32.to_ne_bytes());
+        attribute(&mut bytes, 8, &[0]);
+        attribute(&mut bytes, INET_DIAG_INFO, info);
+        attribute(&mut bytes, INET_DIAG_CGROUP_ID, &77_u64.to_ne_bytes());
+        bytes
+    }
+
+    fn attribute(bytes: &mut Vec<u8>, kind: u16, value: &[u8]) {
+        bytes.extend_from_slice(&(4 + value.len() as u16).to_ne_bytes());
+        bytes.extend_from_slice(&kind.to_ne_bytes());
+        bytes.extend_from_slice(value);
+        bytes.resize(bytes.len().next_multiple_of(4), 0);
+    }
+
+    /// Each field holds its own offset.
+    fn info(length: usize) -> Vec<u8> {
+        let mut info: Vec<u8> = (0..length.div_ceil(4) as u32)
+            .flat_map(|word| (word * 4).to_ne_bytes())
+            .collect();
+        info.truncate(length);
+        info
+    }
+
+    #[test]
+    fn an_answer_of_the_kernel() {
+        let look = Look::decode(&answer(false, &info(248))).expect("it makes sense");
+        let ends = ["10.0.0.1:40000", "10.0.0.2:443"].map(|end| end.parse().expect("address"));
+        assert_eq!(look.tuple, Tuple::new(ends[0], ends[1], 3));
+        assert_eq!(look.cookie, 0x66_0000_0055);
+        assert_eq!(
+            (look.state, look.timer),
+            (State::Established, Timer::WindowProbe)
+        );
+        assert_eq!((look.timer_runs, look.timer_left_ms), (6, 200));
+        assert_eq!((look.receive_queue, look.send_queue), (11, 12));
+        assert_eq!((look.uid, look.inode, look.cgroup_id), (1000, 4242, 77));
+        let tcp = look.tcp.expect("details");
+        // The offsets, as a C compiler gives them for struct tcp_info of Linux 6.18.
+        assert_eq!(
+            (tcp.rto_us, tcp.unacked, tcp.last_data_sent_ms),
+            (8, 24, 44)
+        );
+        assert_eq!((tcp.last_data_recv_ms, tcp.last_ack_recv_ms), (52, 56));
+        assert_eq!(
+            (tcp.rtt_us, tcp.rcv_space, tcp.total_retrans),
+            (68, 96, 100)
+        );
+        assert_eq!((tcp.notsent_bytes, tcp.send_window), (144, 228));
+        assert_eq!(tcp.receive_window, Some(232));
+        let low = [
+            tcp.bytes_acked,
+            tcp.bytes_received,
+            tcp.busy_us,
+            tcp.rwnd_limited_us,
+        ];
+        assert_eq!(low.map(|long| long as u32), [120, 128, 168, 176]);
+    }
+
+    #[test]
+    fn a_mapped_socket_has_ipv4_ends() {
+        let mapped = Look::decode(&answer(true, &info(248))).expect("it makes sense");
+        let plain = Look::decode(&answer(false, &info(248))).expect("it makes sense");
+        assert!(mapped.is_inet6 && !plain.is_inet6);
+        assert_eq!(mapped.tuple, plain.tuple);
+    }
+
+    #[test]
+    fn an_older_kernel_tells_less() {
+        let tcp = |length| Look::decode(&answer(false, &info(length)))?.tcp;
+        assert_eq!(tcp(232).map(|tcp| tcp.receive_window), Some(None), "6.1");
+        assert_eq!(tcp(228), None);
+    }
+
+    proptest! {
+        #[test]
+        fn garbage_is_refused_or_read(bytes in proptest::collection::vec(any::<u8>(), 0..400)) {
+            let _ = Look::decode(&bytes);
+        }
+
+        #[test]
+        fn damage_is_refused_or_read(
+            at in 0_usize..400,
+            byte in any::<u8>(),
+            length in 0_usize..400,
+            inet6 in any::<bool>(),
+        ) {
+            let mut bytes = answer(inet6, &info(248));
+            if let Some(hit) = bytes.get_mut(at) {
+                *hit = byte;
+            }
+            bytes.truncate(length);
+            let look = Look::decode(&bytes);
+            prop_assert!(length >= FIXED || look.is_none());
+        }
+    }
+}
