@@ -24,7 +24,7 @@ pub fn settle(kernel: &mut Kernel) {
         let result = std::thread::scope(|scope| {
             let (kernel, namespaces) = (&mut *kernel, &mut namespaces);
             scope
-                .spawn(move || Ok(namespaces.within(place, || kernel.settle_namespace())??))
+                .spawn(move || namespaces.within(place, || kernel.settle_namespace())?)
                 .join()
                 .unwrap_or_else(|_| Err(anyhow::anyhow!("the settling thread panicked")))
         });

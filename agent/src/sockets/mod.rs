@@ -23,5 +23,5 @@ pub mod diag;
 pub mod look;
 pub mod namespace;
 mod netlink;
-// pub mod options;
-// pub mod process;
+pub mod options;
+pub mod process;
