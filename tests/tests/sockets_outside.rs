@@ -6,3 +6,9 @@ mod abort;
 mod common;
 #[path = "sockets_outside/look.rs"]
 mod look;
+#[path = "sockets_outside/options.rs"]
+mod options;
+#[path = "sockets_outside/process.rs"]
+mod process;
+#[path = "sockets_outside/races.rs"]
+mod races;
