@@ -10,7 +10,6 @@ pub mod evict;
 pub mod journal;
 pub mod latency;
 pub mod memory;
-pub mod netns;
 pub mod node;
 pub mod pause;
 pub mod plan;
