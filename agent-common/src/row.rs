@@ -93,8 +93,8 @@ pub struct Row {
     pub last_connect_ns: u64,
     /// Process (thread group) of the last `connect()`.
     pub last_pid: u32,
-    /// Zero.
-    pub reserved2: u32,
+    /// Lengths and number of the session tickets of TLS 1.3 ([`crate::tls::received`]).
+    pub ticket_lengths: u32,
     /// Failed calls among `connect_calls`.
     pub connect_failures: u64,
 
@@ -131,8 +131,11 @@ pub struct Row {
     pub last_reject_event_ns: u64,
     /// Longest latency of an established connect, us.
     pub connect_latency_max_us: u64,
-    /// Zero.
-    pub reserved4: u64,
+    /// Answers that ask for fewer calls: HTTP 429, 503 with Retry-After, an account's own limit
+    /// (MySQL, MariaDB).
+    pub throttled: u32,
+    /// Connections on which session tickets of TLS 1.3 were seen.
+    pub ticket_connections: u32,
 
     // --- exchanges: written by the kernel with every one
     /// Exchanges begun.
@@ -149,8 +152,10 @@ pub struct Row {
     pub response_latency_sum_us: u64,
     /// Longest latency of an answered exchange, us.
     pub response_latency_max_us: u64,
-    /// Zero.
-    pub reserved5: u64,
+    /// Connections on which the server spoke first.
+    pub greeted: u32,
+    /// Connections on which the client spoke first.
+    pub spoke_first: u32,
 
     // --- exchanges: written by the kernel when one fails
     /// Reset while an answer was owed.
@@ -169,6 +174,17 @@ pub struct Row {
     pub exchange_abandoned: u64,
     /// Answers slower than the policy's `slow_call`.
     pub slow_calls: u64,
+}
+
+/// Connections on which a server must have spoken first until it is known to.
+pub const GREETED_OFTEN: u32 = 3;
+
+impl Row {
+    /// Whether each connection is owed a greeting from its begin.
+    #[inline(always)]
+    pub const fn greets(greeted: u32, spoke_first: u32) -> bool {
+        greeted >= GREETED_OFTEN && spoke_first == 0
+    }
 }
 
 layout!(

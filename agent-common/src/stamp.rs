@@ -36,7 +36,8 @@ pub struct Stamp {
     pub comm: [u8; COMM_LEN],
 
     // --- exchanges; the egress hook is the only writer of these
-    /// Packed ([`pack_request`]): number of the exchange under way or last ended, and its begin.
+    /// Packed ([`pack_request`]): number of the exchange under way or last ended, its begin, and of
+    /// which kind it is (`KIND_`).
     pub request: u64,
     /// Sequence number after the last new payload byte sent.
     pub out_end: u32,
@@ -48,30 +49,57 @@ pub struct Stamp {
     pub answered_ns: u64,
     /// Sequence number after the last new payload byte received.
     pub in_end: u32,
-    /// Number of the exchange that ended last (16 bits, as in `request`). Advanced by
+    /// Number of the exchange that ended last (14 bits, as in `request`). Advanced by
     /// compare-and-exchange, by an answer or by the end of the connection.
     pub answers: u32,
+
+    // --- what protocols take; the egress hook writes the first two, the ingress hook the others
+    /// Sequence number of the first byte of the request under way: what the peer sends without
+    /// having acknowledged it is no answer.
+    pub request_seq: u32,
+    /// What a TLS client has sent (`STAGE_` in [`crate::tls`]).
+    pub tls_stage: u32,
+    /// What a TLS 1.3 server has sent since the handshake ([`crate::tls::received`]).
+    pub tls_seen: u32,
+    /// Sequence number at which its next record begins; 0: with the next segment.
+    pub tls_next: u32,
 }
 
 layout!(
-    Stamp, size 96,
+    Stamp, size 112,
     row at 0, phase at 16, begun_ns at 32, pid at 40, comm at 48, request at 64, answered_ns at 80,
+    request_seq at 96,
 );
 
-/// Number of an exchange on its connection (16 bits, wrapping) and the time at which it began, us
-/// (48 bits: nine years), in one word, so that both hooks see them together.
+/// Number of an exchange on its connection (14 bits, wrapping) and the time at which it began, us
+/// (48 bits: nine years), in one word, so that both hooks see them together. Two bits are left for
+/// the kind; 0 is [`KIND_REQUEST`].
 #[inline(always)]
 pub const fn pack_request(number: u32, begun_us: u64) -> u64 {
-    ((number as u64 & 0xffff) << 48) | (begun_us & REQUEST_TIME)
+    ((number as u64 & REQUEST_NUMBER) << 48) | (begun_us & REQUEST_TIME)
 }
 
 /// Number and begin (us) from [`pack_request`].
 #[inline(always)]
 pub const fn unpack_request(word: u64) -> (u32, u64) {
-    ((word >> 48) as u32, word & REQUEST_TIME)
+    (((word >> 48) & REQUEST_NUMBER) as u32, word & REQUEST_TIME)
 }
 
+/// The kind of an exchange, from its packed word.
+#[inline(always)]
+pub const fn kind_of_request(word: u64) -> u64 {
+    word & (3 << 62)
+}
+
+/// A request of the program.
+pub const KIND_REQUEST: u64 = 0;
+/// A part of a handshake: owed like any other exchange, but counted only if it fails.
+pub const KIND_HANDSHAKE: u64 = 1 << 62;
+/// What a server that speaks first owes from established on.
+pub const KIND_GREETING: u64 = 2 << 62;
+
 const REQUEST_TIME: u64 = (1 << 48) - 1;
+const REQUEST_NUMBER: u64 = (1 << 14) - 1;
 
 /// Not known yet: nothing was sent.
 pub const PROTOCOL_UNKNOWN: u32 = 0;
@@ -104,7 +132,7 @@ pub struct Slot {
     pub stamp: Stamp,
 }
 
-layout!(Slot, size 112, owner at 0, spilled at 8, stamp at 16);
+layout!(Slot, size 128, owner at 0, spilled at 8, stamp at 16);
 
 /// Nothing under way: never used, or the last connect ended.
 pub const PHASE_IDLE: u32 = 0;

@@ -24,6 +24,7 @@ mod rows;
 mod segment;
 mod settle;
 mod stamps;
+mod tls;
 mod user_timeout;
 
 /// Version of the ABI that this object was built with; the agent compares it with its own.

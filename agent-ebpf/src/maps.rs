@@ -80,13 +80,13 @@ pub const RECENT_SLOTS: u32 = 4096;
 #[map]
 pub static EVENTS: RingBuf = RingBuf::with_byte_size(1 << 20, 0);
 
-/// Stamps of connections, by the socket's cookie. Written by the kernel. 112 bytes an entry.
+/// Stamps of connections, by the socket's cookie. Written by the kernel. 128 bytes an entry.
 #[map]
 pub static CONNECTIONS: Array<Slot> = Array::with_max_entries(CONNECTION_SLOTS, 0);
 
 /// Entries of [`CONNECTIONS`]; a power of two.
 pub const CONNECTION_SLOTS: u32 = 32_768;
 
-/// Stamps of connections whose slot another socket has. 96 bytes a socket.
+/// Stamps of connections whose slot another socket has. 112 bytes a socket.
 #[btf_map]
 pub static STAMPS: SkStorage<Stamp> = SkStorage::new();
