@@ -18,6 +18,7 @@ mod exchange;
 mod follow;
 mod kernel;
 mod maps;
+mod opaque;
 mod outcome;
 mod probes;
 mod release;
@@ -25,6 +26,7 @@ mod rows;
 mod segment;
 mod settle;
 mod stamps;
+mod tls;
 mod user_timeout;
 
 /// Version of the ABI that this object was built with; the agent compares it with its own.

@@ -14,6 +14,18 @@ pub struct Segment {
     pub payload: u32,
     /// Where the payload begins, from the network header.
     pub offset: u32,
+    /// What it acknowledges: the sequence number that its sender expects next.
+    pub ack: u32,
+    /// Whether it opens a connection: TCP Fast Open sends data with the SYN.
+    pub is_syn: bool,
+}
+
+impl Segment {
+    /// Sequence number of its first payload byte.
+    #[inline(always)]
+    pub fn begin(&self) -> u32 {
+        self.end.wrapping_sub(self.payload)
+    }
 }
 
 /// The segment, or `None` for anything without a payload or with headers that are not worth it
@@ -52,15 +64,21 @@ pub unsafe fn of(skb: *mut __sk_buff) -> Option<Segment> {
         let header = u32::from(*tcp.add(12) >> 4) * 4;
         let offset = network + header;
         let length = (*skb).len;
-        if length <= offset || *tcp.add(13) & TCP_SYN != 0 {
+        if length <= offset {
             return None;
         }
         let payload = length - offset;
-        let seq = u32::from_be_bytes([*tcp.add(4), *tcp.add(5), *tcp.add(6), *tcp.add(7)]);
+        let is_syn = *tcp.add(13) & TCP_SYN != 0;
+        // The header may lie at any address.
+        let seq = u32::from_be(tcp.add(4).cast::<u32>().read_unaligned());
+        let ack = u32::from_be(tcp.add(8).cast::<u32>().read_unaligned());
         Some(Segment {
-            end: seq.wrapping_add(payload),
+            // A SYN has a number of its own, before the data.
+            end: seq.wrapping_add(payload).wrapping_add(u32::from(is_syn)),
             payload,
             offset,
+            ack,
+            is_syn,
         })
     }
 }

@@ -212,7 +212,7 @@ pub fn failures(row: &KernelRow) -> Failures {
         hung: row.exchange_hung,
         read_timeout: row.exchange_read_timeout,
         write_timeout: row.exchange_write_timeout,
-        deadline: row.exchange_deadline,
+        deadline: u64::from(row.exchange_deadline),
         status: row.exchange_status,
         other: row.failed_other + row.exchange_other,
     }
