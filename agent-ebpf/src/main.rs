@@ -11,6 +11,7 @@
 )]
 
 mod atomics;
+mod begin;
 mod connect;
 mod events;
 mod exchange;
@@ -20,6 +21,7 @@ mod maps;
 mod outcome;
 mod probes;
 mod release;
+mod retry_after;
 mod rows;
 mod segment;
 mod settle;
