@@ -10,8 +10,8 @@
 //! they fail, and the greeting of a server that is known to speak first, owed from established on.
 
 use agent_common::{
-    Event, EventKind, OTHER_ROW, Row, Stamp, Verdict,
-    classify::{self, Answer, HEAD, RetryAfter},
+    Event, EventKind, Row, Stamp, Verdict,
+    classify::{self, Answer, HEAD},
     event::{
         EVENT_EXCHANGE, EVENT_PROBE, OUTCOME_ABANDONED, OUTCOME_CLOSED_EARLY, OUTCOME_GAVE_UP,
         OUTCOME_HUNG, OUTCOME_OTHER, OUTCOME_RESET, OUTCOME_RESPONSE, OUTCOME_SLOW, OUTCOME_STATUS,
@@ -27,15 +27,16 @@ use agent_common::{
 use aya_ebpf::{
     EbpfContext as _,
     bindings::__sk_buff,
-    helpers::generated::{bpf_get_socket_cookie, bpf_ktime_get_ns, bpf_skb_load_bytes},
+    helpers::generated::{bpf_get_socket_cookie, bpf_ktime_get_ns},
     macros::cgroup_skb,
     programs::SkBuffContext,
 };
 
 use crate::{
-    atomics, counted, events, maps,
+    atomics, begin, counted, events,
     opaque::hidden,
     outcome::{self, Window},
+    retry_after,
     segment::{self, Segment},
     stamps, tls,
 };
@@ -63,7 +64,7 @@ pub fn sent(ctx: SkBuffContext) -> i32 {
         {
             match (*stamp).phase {
                 PHASE_OPEN if !segment.is_syn => out(&ctx, stamp, segment),
-                PHASE_PENDING if segment.is_syn => sent_with_syn(&ctx, stamp, segment),
+                PHASE_PENDING if segment.is_syn => begin::sent_with_syn(&ctx, stamp, segment),
                 _ => {}
             }
         }
@@ -95,28 +96,6 @@ unsafe fn stamp_of(ctx: &SkBuffContext) -> Option<*mut Stamp> {
         Some(stamps::find(cookie)?.stamp)
     }
 }
-
-/// The first bytes of a payload; zero beyond its end.
-#[inline(always)]
-unsafe fn head(skb: *mut __sk_buff, segment: Segment) -> [u8; HEAD] {
-    let mut head = [0_u8; HEAD];
-    let to = head.as_mut_ptr().cast();
-    // Fixed lengths, the longest that is there: the verifier of 6.1 does not see that a length that
-    // was compared with 0 is at least 1. 12 bytes are a status line, 5 a TLS record header.
-    // SAFETY: by the caller; not more than the buffer holds.
-    unsafe {
-        let (skb, at) = (skb.cast(), segment.offset);
-        match segment.payload {
-            24.. => bpf_skb_load_bytes(skb, at, to, HEAD as u32),
-            12.. => bpf_skb_load_bytes(skb, at, to, 12),
-            5.. => bpf_skb_load_bytes(skb, at, to, 5),
-            _ => bpf_skb_load_bytes(skb, at, to, 1),
-        };
-    }
-    head
-}
-
-const _: () = assert!(HEAD == 24);
 
 #[inline(always)]
 unsafe fn out(ctx: &SkBuffContext, stamp: *mut Stamp, segment: Segment) {
@@ -160,7 +139,7 @@ unsafe fn out(ctx: &SkBuffContext, stamp: *mut Stamp, segment: Segment) {
                 }
             }
             PROTOCOL_UNKNOWN => {
-                let head = head(ctx.skb.skb, segment);
+                let head = segment::head(ctx.skb.skb, segment);
                 if is_farewell(&head, segment) {
                     return;
                 }
@@ -177,7 +156,7 @@ unsafe fn out(ctx: &SkBuffContext, stamp: *mut Stamp, segment: Segment) {
                 }
             }
             PROTOCOL_OPAQUE if number < TLS_BEGINS_WITHIN => {
-                let head = head(ctx.skb.skb, segment);
+                let head = segment::head(ctx.skb.skb, segment);
                 if classify::begins_tls(&head, segment.payload) {
                     (*stamp).protocol = PROTOCOL_TLS;
                     kind = KIND_HANDSHAKE;
@@ -191,13 +170,13 @@ unsafe fn out(ctx: &SkBuffContext, stamp: *mut Stamp, segment: Segment) {
             }
             PROTOCOL_OPAQUE | PROTOCOL_TUNNEL => {
                 if segment.payload == classify::FAREWELL as u32
-                    && is_farewell(&head(ctx.skb.skb, segment), segment)
+                    && is_farewell(&segment::head(ctx.skb.skb, segment), segment)
                 {
                     return;
                 }
             }
             _ => {
-                let head = head(ctx.skb.skb, segment);
+                let head = segment::head(ctx.skb.skb, segment);
                 let begins = match protocol {
                     PROTOCOL_TLS => classify::is_tls_request(&head),
                     PROTOCOL_HTTP1 => classify::begins_http_request(&head),
@@ -227,7 +206,7 @@ unsafe fn out(ctx: &SkBuffContext, stamp: *mut Stamp, segment: Segment) {
         let verdict = Verdict::unpack(atomics::load(&raw const (*row).verdict));
         (*stamp).generation = verdict.generation;
         (*stamp).request_seq = begin_seq;
-        begin(stamp, row, number + 1, now, kind);
+        begin::begin(stamp, row, number + 1, now, kind);
     }
 }
 
@@ -237,80 +216,6 @@ const REQUEST: u32 = Sent::Request as u32;
 #[inline(always)]
 fn is_farewell(head: &[u8; HEAD], segment: Segment) -> bool {
     segment.payload == classify::FAREWELL as u32 && classify::is_farewell(head)
-}
-
-/// An exchange begins.
-#[inline(always)]
-unsafe fn begin(stamp: *mut Stamp, row: *mut Row, number: u32, now: u64, kind: u64) {
-    // SAFETY: by the caller, map memory.
-    unsafe {
-        if kind != KIND_HANDSHAKE {
-            count_request(row);
-        }
-        atomics::add(&raw mut (*row).exchanges_in_flight, 1);
-        (*stamp).begun_ns = now;
-        (&raw mut (*stamp).request).write_volatile(pack_request(number, now / 1000) | kind);
-    }
-}
-
-#[inline(always)]
-unsafe fn count_request(row: *mut Row) {
-    // SAFETY: map memory.
-    unsafe {
-        if atomics::add(&raw mut (*row).requests, 1) == 0
-            && let Ok(Some(slot)) = maps::FREE_HISTOGRAMS.pop()
-        {
-            (*row).response_histogram = slot + 1;
-        }
-    }
-}
-
-/// Data with the SYN (TCP Fast Open): what it is. Whether it arrived shows at established.
-#[inline(always)]
-unsafe fn sent_with_syn(ctx: &SkBuffContext, stamp: *mut Stamp, segment: Segment) {
-    // SAFETY: by the caller.
-    unsafe {
-        let head = head(ctx.skb.skb, segment);
-        (*stamp).protocol = classify::protocol(&head, segment.payload as usize);
-        (*stamp).out_end = segment.end;
-        (*stamp).request_seq = segment.begin();
-        if (*stamp).protocol == PROTOCOL_TLS {
-            tls::sent(ctx.skb.skb, stamp, &segment);
-        }
-    }
-}
-
-/// Established: what is owed from here on. `acked` is the first sequence number that the peer has
-/// not acknowledged.
-///
-/// # Safety
-/// `stamp` must be the connection's and `row` its row.
-#[inline(always)]
-pub unsafe fn established(stamp: *mut Stamp, row: *mut Row, now: u64, acked: u32) {
-    // SAFETY: by contract.
-    unsafe {
-        if (*stamp).protocol != PROTOCOL_UNKNOWN {
-            if acked.wrapping_sub((*stamp).out_end) as i32 >= 0 {
-                // The request came with the SYN.
-                let is_tls = (*stamp).protocol == PROTOCOL_TLS;
-                let kind = if is_tls { KIND_HANDSHAKE } else { KIND_REQUEST };
-                atomics::add32(&raw mut (*row).spoke_first, 1);
-                begin(stamp, row, 1, now, kind);
-                return;
-            }
-            // The peer did not take it; it is sent again.
-            (*stamp).protocol = PROTOCOL_UNKNOWN;
-            (*stamp).out_end = 0;
-            (*stamp).tls_stage = 0;
-        }
-        let greeted = (&raw const (*row).greeted).read_volatile();
-        // (Row `other` is of many destinations.)
-        if (*stamp).row != OTHER_ROW
-            && Row::greets(greeted, (&raw const (*row).spoke_first).read_volatile())
-        {
-            begin(stamp, row, 1, now, KIND_GREETING);
-        }
-    }
 }
 
 #[inline(always)]
@@ -341,12 +246,14 @@ unsafe fn back(ctx: &SkBuffContext, stamp: *mut Stamp, segment: Segment) {
             kind == KIND_REQUEST && segment.ack.wrapping_sub((*stamp).request_seq) as i32 <= 0;
         let mut answer = PLAIN;
         if protocol <= classify::LAST_WITH_STATUS {
-            let head = head(ctx.skb.skb, segment);
+            let head = segment::head(ctx.skb.skb, segment);
             answer = hidden(classify::answer(&head, protocol, segment.payload) as u32);
             if answer == Answer::Interim as u32 {
                 return;
             }
-            if answer == Answer::Unavailable as u32 && asks_to_wait(ctx.skb.skb, &segment) != 0 {
+            if answer == Answer::Unavailable as u32
+                && retry_after::is_there(ctx.skb.skb, &segment) != 0
+            {
                 answer = Answer::UnavailableForNow as u32;
             }
         } else if protocol == PROTOCOL_TLS && kind == KIND_REQUEST {
@@ -354,7 +261,7 @@ unsafe fn back(ctx: &SkBuffContext, stamp: *mut Stamp, segment: Segment) {
                 if tls::answers(ctx.skb.skb, stamp, &segment, u32::from(!is_early)) == 0 {
                     return;
                 }
-            } else if classify::is_tls_alert(&head(ctx.skb.skb, segment)) {
+            } else if classify::is_tls_alert(&segment::head(ctx.skb.skb, segment)) {
                 return;
             }
         }
@@ -414,13 +321,13 @@ unsafe fn greeted(skb: *mut __sk_buff, stamp: *mut Stamp, segment: &Segment) {
         let Some(row) = outcome::unpinned_row_of(stamp) else {
             return;
         };
-        let head = head(skb, *segment);
+        let head = segment::head(skb, *segment);
         let answer = hidden(classify::answer(&head, PROTOCOL_UNKNOWN, segment.payload) as u32);
         let now = bpf_ktime_get_ns();
         let us = now.saturating_sub((*stamp).answered_ns) / 1000;
         (*stamp).answered_ns = now;
         atomics::add32(&raw mut (*row).greeted, 1);
-        count_request(row);
+        begin::count_request(row);
         let counted = 0;
         answered(
             stamp,
@@ -433,52 +340,6 @@ unsafe fn greeted(skb: *mut __sk_buff, stamp: *mut Stamp, segment: &Segment) {
             },
         );
     }
-}
-
-/// Bytes of a response's head that are searched at a time.
-const CHUNK: u32 = 64;
-
-/// Whether the head of an HTTP response has Retry-After: 1 or 0. Only for failures that are 503.
-#[inline(never)]
-unsafe fn asks_to_wait(skb: *mut __sk_buff, segment: &Segment) -> u32 {
-    const CHUNKS: u32 = 8;
-    let mut search = RetryAfter::default();
-    let mut at = 0;
-    // SAFETY: by the caller.
-    unsafe {
-        for _ in 0..CHUNKS {
-            if at + CHUNK > segment.payload {
-                break;
-            }
-            if let Some(is_there) = search_chunk(skb, segment.offset + at, &mut search) {
-                return is_there;
-            }
-            at += CHUNK;
-        }
-        // The rest, with what lies before it: chunks have one length.
-        if segment.payload < CHUNK {
-            return 0;
-        }
-        let last = segment.offset + segment.payload - CHUNK;
-        search_chunk(skb, last, &mut RetryAfter::default()).unwrap_or(0)
-    }
-}
-
-/// 1: found; 0: the head has ended; `None`: neither.
-#[inline(always)]
-unsafe fn search_chunk(skb: *mut __sk_buff, at: u32, search: &mut RetryAfter) -> Option<u32> {
-    let mut chunk = [0_u8; CHUNK as usize];
-    // SAFETY: by the caller; the helper checks the offset.
-    let failed = unsafe { bpf_skb_load_bytes(skb.cast(), at, chunk.as_mut_ptr().cast(), CHUNK) };
-    if failed != 0 {
-        return Some(0);
-    }
-    for byte in chunk {
-        if let Some(is_there) = search.step(byte) {
-            return Some(u32::from(is_there));
-        }
-    }
-    None
 }
 
 /// What the agent has counted the exchange as that has just been answered ([`counted::take`]).

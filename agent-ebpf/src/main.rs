@@ -11,6 +11,7 @@
 )]
 
 mod atomics;
+mod begin;
 mod connect;
 mod counted;
 mod events;
@@ -22,6 +23,7 @@ mod opaque;
 mod outcome;
 mod probes;
 mod release;
+mod retry_after;
 mod rows;
 mod segment;
 mod settle;

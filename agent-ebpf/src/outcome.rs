@@ -17,7 +17,7 @@ use agent_common::{
     window,
 };
 
-use crate::{atomics, events, exchange, maps, probes, rows};
+use crate::{atomics, begin, events, maps, probes, rows};
 
 const ENETDOWN: u32 = 100;
 const ENETUNREACH: u32 = 101;
@@ -99,7 +99,7 @@ pub unsafe fn established(stamp: *mut Stamp, now: u64, acked: u32) {
         }
         let Some(row) = row_of(stamp) else { return };
         (*stamp).answered_ns = now;
-        exchange::established(stamp, row, now, acked);
+        begin::established(stamp, row, now, acked);
         (*stamp).phase = PHASE_OPEN;
         atomics::add(&raw mut (*row).established, 1);
         atomics::add(&raw mut (*row).connect_latency_sum_us, us);

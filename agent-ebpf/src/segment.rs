@@ -1,6 +1,7 @@
 //! What a packet of a TCP connection carries, from its headers.
 
-use aya_ebpf::bindings::__sk_buff;
+use agent_common::classify::HEAD;
+use aya_ebpf::{bindings::__sk_buff, helpers::generated::bpf_skb_load_bytes};
 
 const IPPROTO_TCP: u8 = 6;
 const TCP_SYN: u8 = 0x02;
@@ -82,3 +83,28 @@ pub unsafe fn of(skb: *mut __sk_buff) -> Option<Segment> {
         })
     }
 }
+
+/// The first bytes of a payload; zero beyond its end.
+///
+/// # Safety
+/// `skb` must be the program's context, and `segment` what is in it.
+#[inline(always)]
+pub unsafe fn head(skb: *mut __sk_buff, segment: Segment) -> [u8; HEAD] {
+    let mut head = [0_u8; HEAD];
+    let to = head.as_mut_ptr().cast();
+    // Fixed lengths, the longest that is there: the verifier of 6.1 does not see that a length that
+    // was compared with 0 is at least 1. 12 bytes are a status line, 5 a TLS record header.
+    // SAFETY: by the caller; not more than the buffer holds.
+    unsafe {
+        let (skb, at) = (skb.cast(), segment.offset);
+        match segment.payload {
+            24.. => bpf_skb_load_bytes(skb, at, to, HEAD as u32),
+            12.. => bpf_skb_load_bytes(skb, at, to, 12),
+            5.. => bpf_skb_load_bytes(skb, at, to, 5),
+            _ => bpf_skb_load_bytes(skb, at, to, 1),
+        };
+    }
+    head
+}
+
+const _: () = assert!(HEAD == 24);

@@ -104,6 +104,7 @@ impl Viewer<'_> {
             in_flight: row.in_flight + row.exchanges_in_flight,
             abandoned: row.abandoned + row.exchange_abandoned,
             stale: row.stale,
+            throttled: u64::from(row.throttled),
             local: row.local,
             failures: failures(row),
             rejected: Rejections {

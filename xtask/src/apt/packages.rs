@@ -57,6 +57,16 @@ pub const TESTS: &[Package] = &[
         "haproxy",
         "client under test, and the proxy to compare with",
     ),
+    package(
+        "mariadb-server",
+        "server under test, and its client: the server speaks first",
+    ),
+    package(
+        "openssh-server",
+        "server under test: the server speaks first, and so does its client",
+    ),
+    package("openssh-client", "client under test"),
+    package("openssl", "certificates of TLS servers under test"),
     package("hey", "many connections at once"),
     package("wrk", "throughput on keep-alive connections"),
     package("apache2-utils", "ab: counts the answers that it gets"),
