@@ -4,8 +4,8 @@
 
 use crate::{
     stamp::{
-        PROTOCOL_AMQP, PROTOCOL_HTTP1, PROTOCOL_MULTIPLEXED, PROTOCOL_OPAQUE, PROTOCOL_TLS,
-        PROTOCOL_TUNNEL, PROTOCOL_UNKNOWN,
+        PROTOCOL_AMQP, PROTOCOL_HTTP1, PROTOCOL_MULTIPLEXED, PROTOCOL_OPAQUE, PROTOCOL_SSH,
+        PROTOCOL_TLS, PROTOCOL_TUNNEL, PROTOCOL_UNKNOWN,
     },
     tls,
 };
@@ -71,6 +71,9 @@ pub fn protocol(head: &[u8; HEAD], length: usize) -> u32 {
     if is_http_method(head) {
         return PROTOCOL_HTTP1;
     }
+    if word(head) == u32::from_ne_bytes(*b"SSH-") {
+        return PROTOCOL_SSH;
+    }
     PROTOCOL_OPAQUE
 }
 
@@ -106,15 +109,29 @@ pub fn begins_http_request(head: &[u8; HEAD]) -> bool {
     head[0].is_ascii_uppercase() && head[1].is_ascii_uppercase() && head[2].is_ascii_uppercase()
 }
 
-/// Bytes of a farewell.
-pub const FAREWELL: usize = 5;
-
-/// Whether a payload of [`FAREWELL`] bytes says goodbye, which is owed no answer but the end:
-/// PostgreSQL's Terminate, MySQL's COM_QUIT.
+/// Whether a payload of this length can be a farewell at all.
 #[inline(always)]
-pub fn is_farewell(head: &[u8; HEAD]) -> bool {
-    (head[0] == b'X' && word(head) == u32::from_ne_bytes(*b"X\0\0\0") && head[4] == 4)
-        || (word(head) == u32::from_ne_bytes([1, 0, 0, 0]) && head[4] == 1)
+pub fn may_be_farewell(length: u32) -> bool {
+    matches!(length, 2 | 5 | 6 | 7 | 16)
+}
+
+/// Whether a payload says goodbye, which is owed no answer but the end: PostgreSQL's Terminate and
+/// CancelRequest (a connection of its own), MySQL's COM_QUIT, memcached's quit, MQTT's DISCONNECT
+/// (OASIS, section 3.14), LDAP's unbind (RFC 4511, section 4.3).
+#[inline(always)]
+pub fn is_farewell(head: &[u8; HEAD], length: u32) -> bool {
+    let first = word(head);
+    match length {
+        2 => head[0] == 0xe0,
+        5 => {
+            (first == u32::from_ne_bytes(*b"X\0\0\0") && head[4] == 4)
+                || (first == u32::from_ne_bytes([1, 0, 0, 0]) && head[4] == 1)
+        }
+        6 => first == u32::from_ne_bytes(*b"quit") && head[4] == b'\r',
+        7 => first == u32::from_ne_bytes([0x30, 5, 2, 1]),
+        16 => starts(head, &[0, 0, 0, 16, 0x04, 0xd2, 0x16, 0x2e]),
+        _ => false,
+    }
 }
 
 /// Whether a payload on a multiplexed connection can ask for something. HTTP/2 frames that keep
@@ -372,6 +389,7 @@ mod tests {
             (b"CONNECT a:443 HT", PROTOCOL_TUNNEL),
             (b"PRI * HTTP/2.0\r\n", PROTOCOL_MULTIPLEXED),
             (b"AMQP\0\0\x09\x01", PROTOCOL_AMQP),
+            (b"SSH-2.0-OpenSSH_9\r\n", PROTOCOL_SSH),
             (b"\x16\x03\x01\x02\x00\x01", PROTOCOL_TLS),
             (b"*1\r\n$4\r\nPING\r\n", PROTOCOL_OPAQUE),
             (b"\x16", PROTOCOL_OPAQUE),
@@ -443,10 +461,23 @@ mod tests {
 
     #[test]
     fn farewells() {
-        assert!(is_farewell(&head(b"X\0\0\0\x04")));
-        assert!(is_farewell(&head(b"\x01\0\0\0\x01")));
-        assert!(!is_farewell(&head(b"Q\0\0\0\x04")));
-        assert!(!is_farewell(&head(b"PING\r")));
+        for (text, is_one) in [
+            (&b"X\0\0\0\x04"[..], true),
+            (b"\x01\0\0\0\x01", true),
+            (b"quit\r\n", true),
+            (b"\xe0\0", true),
+            (b"\x30\x05\x02\x01\x07\x42\0", true),
+            (b"\0\0\0\x10\x04\xd2\x16\x2e\0\0\0\x01\0\0\0\x02", true),
+            (b"Q\0\0\0\x04", false),
+            (b"PING\r", false),
+            (b"QUIT\r\n", false),
+            (b"\xc0\0", false),
+            (b"", false),
+        ] {
+            let length = text.len() as u32;
+            assert_eq!(is_farewell(&head(text), length), is_one, "{text:?}");
+            assert!(!is_one || may_be_farewell(length), "{text:?}");
+        }
     }
 
     /// An error packet of MySQL's.

@@ -187,6 +187,8 @@ pub const PROTOCOL_MULTIPLEXED: u32 = 4;
 pub const PROTOCOL_TUNNEL: u32 = 5;
 /// AMQP 0-9-1 and 1.0: many channels on one connection.
 pub const PROTOCOL_AMQP: u32 = 6;
+/// SSH: its farewell is encrypted, and a server may answer it by closing.
+pub const PROTOCOL_SSH: u32 = 7;
 
 /// A place for the stamp of one connection.
 ///

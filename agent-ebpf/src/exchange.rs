@@ -18,9 +18,9 @@ use agent_common::{
     },
     stamp::{
         KIND_GREETING, KIND_HANDSHAKE, KIND_REQUEST, PHASE_OPEN, PHASE_PENDING, PROTOCOL_AMQP,
-        PROTOCOL_HTTP1, PROTOCOL_MULTIPLEXED, PROTOCOL_OPAQUE, PROTOCOL_TLS, PROTOCOL_TUNNEL,
-        PROTOCOL_UNKNOWN, STAMP_HALF_CLOSED, STAMP_PROBE, STAMP_PROBE_BY_EXCHANGE, kind_of_request,
-        pack_request, unpack_request,
+        PROTOCOL_HTTP1, PROTOCOL_MULTIPLEXED, PROTOCOL_OPAQUE, PROTOCOL_SSH, PROTOCOL_TLS,
+        PROTOCOL_TUNNEL, PROTOCOL_UNKNOWN, STAMP_HALF_CLOSED, STAMP_PROBE, STAMP_PROBE_BY_EXCHANGE,
+        kind_of_request, pack_request, unpack_request,
     },
     tls::{STAGE_ASKED, STAGE_FINISHED, STAGE_SETTLED, Sent},
 };
@@ -53,6 +53,9 @@ const IDLE_US: u64 = 500_000;
 /// Among so many first exchanges of an unknown protocol one may be a TLS handshake (STARTTLS,
 /// PostgreSQL's SSLRequest).
 const TLS_BEGINS_WITHIN: u32 = 6;
+
+/// The first exchanges of an SSH connection: names and keys, after which nothing can be told.
+const SSH_BEGINS_WITHIN: u32 = 3;
 
 /// Payload going out.
 #[cgroup_skb(egress)]
@@ -120,7 +123,9 @@ unsafe fn out(ctx: &SkBuffContext, stamp: *mut Stamp, segment: Segment) {
                 || (protocol == PROTOCOL_OPAQUE && number < TLS_BEGINS_WITHIN);
             let in_handshake = protocol == PROTOCOL_TLS && (*stamp).tls_stage < STAGE_FINISHED;
             if !turns {
-                (*stamp).begun_ns = bpf_ktime_get_ns();
+                if in_handshake || !is_control(ctx, protocol, segment) {
+                    (*stamp).begun_ns = bpf_ktime_get_ns();
+                }
                 if in_handshake {
                     tls::sent(ctx.skb.skb, stamp, &segment);
                 }
@@ -161,15 +166,15 @@ unsafe fn out(ctx: &SkBuffContext, stamp: *mut Stamp, segment: Segment) {
                     (*stamp).protocol = PROTOCOL_TLS;
                     kind = KIND_HANDSHAKE;
                     tls::sent(ctx.skb.skb, stamp, &segment);
+                } else if is_farewell(&head, segment) {
+                    return;
                 } else if turns {
                     (*stamp).begun_ns = bpf_ktime_get_ns();
-                    return;
-                } else if is_farewell(&head, segment) {
                     return;
                 }
             }
             PROTOCOL_OPAQUE | PROTOCOL_TUNNEL => {
-                if segment.payload == classify::FAREWELL as u32
+                if classify::may_be_farewell(segment.payload)
                     && is_farewell(&segment::head(ctx.skb.skb, segment), segment)
                 {
                     return;
@@ -213,9 +218,28 @@ unsafe fn out(ctx: &SkBuffContext, stamp: *mut Stamp, segment: Segment) {
 const HANDSHAKE: u32 = Sent::Handshake as u32;
 const REQUEST: u32 = Sent::Request as u32;
 
+/// Whether a payload on a connection on which an answer is owed is no part of the request: a farewell,
+/// or what keeps the connection itself. With a longer one it is not worth a look.
+#[inline(always)]
+unsafe fn is_control(ctx: &SkBuffContext, protocol: u32, segment: Segment) -> bool {
+    /// An alert of TLS 1.2 with the padding of a block cipher has at most 53 bytes.
+    const LONGEST: u32 = 64;
+    if segment.payload > LONGEST || protocol == PROTOCOL_HTTP1 {
+        return false;
+    }
+    // SAFETY: by the caller.
+    let head = unsafe { segment::head(ctx.skb.skb, segment) };
+    match protocol {
+        PROTOCOL_TLS => !classify::is_tls_request(&head),
+        PROTOCOL_AMQP => !classify::begins_amqp(&head),
+        PROTOCOL_MULTIPLEXED => !classify::begins_stream(&head),
+        _ => is_farewell(&head, segment),
+    }
+}
+
 #[inline(always)]
 fn is_farewell(head: &[u8; HEAD], segment: Segment) -> bool {
-    segment.payload == classify::FAREWELL as u32 && classify::is_farewell(head)
+    classify::is_farewell(head, segment.payload)
 }
 
 #[inline(always)]
@@ -511,6 +535,15 @@ pub unsafe fn closing(stamp: *mut Stamp, now: u64, change: &Change) -> bool {
             _ if !by_program => OUTCOME_CLOSED_EARLY,
             // The wait counts from the last byte of the request.
             _ => given_up(stamp, now.saturating_sub((*stamp).begun_ns) / 1000, exiting),
+        };
+        // An encrypted farewell looks like a request, and some servers close first.
+        let is_farewell = outcome == OUTCOME_CLOSED_EARLY
+            && (*stamp).protocol == PROTOCOL_SSH
+            && number > SSH_BEGINS_WITHIN;
+        let outcome = if is_farewell {
+            OUTCOME_ABANDONED
+        } else {
+            outcome
         };
         let is_stale = reused
             && idle_us >= IDLE_US
