@@ -130,6 +130,7 @@ fn an_option_never_hits_the_successor() {
     let wanted = [Wanted {
         inode: inode.expect("its inode").ino() as u32,
         cookie: sockopt::socket_cookie(&meant).expect("its cookie"),
+        spot: None,
     }];
     let ended = AtomicBool::new(false);
     let mut by_first = 0;
@@ -152,7 +153,7 @@ fn an_option_never_hits_the_successor() {
                 let hit = sockopt::socket_timeout(&foreign, Timeout::Recv).expect("read");
                 assert_eq!(hit, None, "try {at}: the foreign socket was touched");
                 assert!(socket.give_back(&given).expect("give back"));
-                socket.fd()
+                socket.spot().fd
             });
             assert!(reached.problem.is_none(), "{:?}", reached.problem);
             let fd = reached.results[0].expect("its own number, at the latest");
