@@ -120,10 +120,18 @@ pub fn reach<T>(
         problem: None,
     };
     let mut left: HashMap<u32, usize> = HashMap::new();
+    let mut last: Option<Process> = None;
     for (at, socket) in wanted.iter().enumerate() {
-        let near = socket.spot.and_then(|spot| near(spot, socket.inode));
-        let done = near
-            .is_some_and(|(process, fd)| reached.at(&process, fd, at, socket.cookie, &mut work));
+        let done = socket.spot.is_some_and(|Spot { pid, fd }| {
+            if last.as_ref().is_none_or(|process| process.pid() != pid) {
+                last = Process::open(pid).ok().flatten();
+            }
+            last.as_ref().is_some_and(|process| {
+                // Nothing but a socket is ever copied.
+                process.socket(fd) == Some(socket.inode)
+                    && reached.at(process, fd, at, socket.cookie, &mut work)
+            })
+        });
         if !done {
             left.insert(socket.inode, at);
         }
@@ -160,12 +168,6 @@ pub fn reach<T>(
         }
     }
     reached
-}
-
-/// A process that had the socket, if it still seems to.
-fn near(spot: Spot, inode: u32) -> Option<(Process, RawFd)> {
-    let process = Process::open(spot.pid).ok()??;
-    (process.socket(spot.fd)? == inode).then_some((process, spot.fd))
 }
 
 impl<T> Reached<T> {

@@ -12,7 +12,7 @@ use std::{
 
 use rustix::{
     event::{PollFd, PollFlags, Timespec, poll},
-    fs::readlinkat_raw,
+    fs::{CWD, readlinkat_raw},
     io::Errno,
     process::{Pid, PidfdFlags, pidfd_open},
 };
@@ -96,8 +96,8 @@ impl Process {
 
     /// The inode of the socket that a descriptor of the process is, if it is one.
     pub(super) fn socket(&self, fd: RawFd) -> Option<u32> {
-        let directory = fs::File::open(format!("/proc/{}/fd", self.pid)).ok()?;
-        socket_at(&directory, OsStr::new(&fd.to_string()))
+        let path = format!("/proc/{}/fd/{fd}", self.pid);
+        socket_at(CWD, OsStr::new(&path))
     }
 
     /// Whether it can run now. What cannot be read does not hold it up.
@@ -123,7 +123,7 @@ impl AsFd for Process {
     }
 }
 
-fn socket_at(directory: &fs::File, name: &OsStr) -> Option<u32> {
+fn socket_at(directory: impl AsFd, name: &OsStr) -> Option<u32> {
     let mut link = [MaybeUninit::uninit(); 64];
     // Closed meanwhile, or something with a longer name than any socket.
     let (link, _) = readlinkat_raw(directory, name, &mut link).ok()?;
