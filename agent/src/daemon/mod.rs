@@ -7,6 +7,7 @@ pub mod backend;
 pub mod canary;
 pub mod dialer;
 pub mod evict;
+mod explain;
 pub mod journal;
 pub mod latency;
 pub mod memory;
