@@ -91,3 +91,5 @@ pub const OUTCOME_STATUS: u32 = 11;
 pub const OUTCOME_CLOSED_EARLY: u32 = 12;
 /// Answered, but slower than the policy's `slow_call`.
 pub const OUTCOME_SLOW: u32 = 13;
+/// No answer, and counted as failed while it hangs. Found by the agent, never sent by the kernel.
+pub const OUTCOME_HUNG: u32 = 14;

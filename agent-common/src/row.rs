@@ -49,7 +49,7 @@ pub const FAIL_5XX: u32 = 1;
 
 layout!(Settings, size 40, connect_timeout_ms at 0, policy at 16, flags at 20, slow_call_us at 24);
 
-/// A row. 448 bytes, in lines of 64: what is written rarely is apart from what each call writes.
+/// A row. 512 bytes, in lines of 64: what is written rarely is apart from what each call writes.
 #[derive(Clone, Copy, Pod, Zeroable)]
 #[repr(C)]
 pub struct Row {
@@ -149,8 +149,8 @@ pub struct Row {
     pub response_latency_sum_us: u64,
     /// Longest latency of an answered exchange, us.
     pub response_latency_max_us: u64,
-    /// Zero.
-    pub reserved5: u64,
+    /// When the last answer began (CLOCK_MONOTONIC, ns); 0: none yet.
+    pub last_answer_ns: u64,
 
     // --- exchanges: written by the kernel when one fails
     /// Reset while an answer was owed.
@@ -169,12 +169,25 @@ pub struct Row {
     pub exchange_abandoned: u64,
     /// Answers slower than the policy's `slow_call`.
     pub slow_calls: u64,
+
+    // --- exchanges that hang: written by the agent, which finds them, except where said
+    /// Exchanges that the agent has counted as failed while they hung.
+    pub exchange_hung: u64,
+    /// Those of them that were answered after all. Written by whoever repairs the window.
+    pub hung_recovered: u64,
+    /// Those of them that have not ended yet: the agent adds, whoever ends one subtracts. While 0,
+    /// no answer is looked up in `HUNG`.
+    pub hung_open: u32,
+    /// Zero.
+    pub reserved5: u32,
+    /// Zero.
+    pub reserved6: [u64; 5],
 }
 
 layout!(
-    Row, size 448,
+    Row, size 512,
     key at 0, netns_inode at 40, created_ns at 48,
     verdict at 64, probe_slots at 80, settings at 88,
     attempts at 128, failed_refused at 192, rejected_breaker at 256, requests at 320,
-    exchange_reset at 384,
+    exchange_reset at 384, exchange_hung at 448,
 );

@@ -15,6 +15,7 @@ mod connect;
 mod events;
 mod exchange;
 mod follow;
+mod hung;
 mod kernel;
 mod maps;
 mod outcome;
