@@ -1,7 +1,7 @@
 //! The agent as a running whole: start, select loop, stop.
 //!
-//! Threads: the event thread ([`reactor`]: ring, core, verdicts), the dialer ([`dialer`]), and
-//! the main thread with the select loop ([`node`]) and the servers. The start is in [`start`].
+//! Threads: the event thread ([`reactor`]: ring, core, verdicts), the dialer ([`dialer`]), the one
+//! that looks at exchanges without an answer ([`waiting`]), and the main thread with the select loop ([`node`]) and the servers. The start is in [`start`].
 
 pub mod backend;
 pub mod canary;
@@ -24,6 +24,7 @@ pub mod start;
 pub mod tally;
 pub mod upkeep;
 pub mod view;
+pub mod waiting;
 pub mod watch;
 
 pub use start::run;
