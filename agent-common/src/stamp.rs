@@ -22,7 +22,8 @@ pub struct Stamp {
     pub our_timeout_ms: u32,
     /// TCP_USER_TIMEOUT that the program had set, ms; given back at the end of the connect.
     pub own_timeout_ms: u32,
-    /// Reply to the first SYN timer, ticks; 0: none.
+    /// Reply to the first SYN timer, ticks; 0: none. On an adopted connection, which will never send
+    /// a SYN: `in_end` at its adoption.
     pub syn_timeout_ticks: u32,
     /// When the SYN left (CLOCK_MONOTONIC, ns); 0 before. On an open connection: when the last byte of
     /// the request under way was sent.
@@ -152,6 +153,12 @@ pub const PROTOCOL_TUNNEL: u32 = 5;
 /// AMQP 0-9-1 and 1.0: many channels on one connection.
 pub const PROTOCOL_AMQP: u32 = 6;
 
+/// Adopted in the middle of its life: what the client sends next tells.
+pub const PROTOCOL_ADOPTED: u32 = 16;
+/// The same, and a request may be under way: only what certainly begins another one, or payload that
+/// comes in first, tells.
+pub const PROTOCOL_ADOPTED_BUSY: u32 = 17;
+
 /// A place for the stamp of one connection.
 ///
 /// Creating socket storage is by far the dearest step of a connect (two accounted allocations, half
@@ -206,3 +213,5 @@ pub const STAMP_UNJUDGED: u32 = 1 << 5;
 pub const STAMP_HALF_CLOSED: u32 = 1 << 7;
 /// The probe ends with the first exchange, not with the connect.
 pub const STAMP_PROBE_BY_EXCHANGE: u32 = 1 << 6;
+/// Adopted where the kernel cannot be asked for state callbacks: its end is seen at its release.
+pub const STAMP_UNWATCHED: u32 = 1 << 16;

@@ -14,9 +14,9 @@ use agent_common::{
         OUTCOME_OTHER, OUTCOME_RESET, OUTCOME_RESPONSE, OUTCOME_SLOW, OUTCOME_STATUS,
     },
     stamp::{
-        PHASE_OPEN, PROTOCOL_AMQP, PROTOCOL_HTTP1, PROTOCOL_MULTIPLEXED, PROTOCOL_OPAQUE,
-        PROTOCOL_TLS, PROTOCOL_TUNNEL, PROTOCOL_UNKNOWN, STAMP_HALF_CLOSED, STAMP_PROBE,
-        STAMP_PROBE_BY_EXCHANGE, pack_request, unpack_request,
+        PHASE_OPEN, PROTOCOL_ADOPTED, PROTOCOL_ADOPTED_BUSY, PROTOCOL_AMQP, PROTOCOL_HTTP1,
+        PROTOCOL_MULTIPLEXED, PROTOCOL_OPAQUE, PROTOCOL_TLS, PROTOCOL_TUNNEL, PROTOCOL_UNKNOWN,
+        STAMP_HALF_CLOSED, STAMP_PROBE, STAMP_PROBE_BY_EXCHANGE, pack_request, unpack_request,
     },
 };
 use aya_ebpf::{
@@ -122,7 +122,12 @@ unsafe fn out(ctx: &SkBuffContext, segment: Segment) {
         }
         if protocol != PROTOCOL_OPAQUE && protocol != PROTOCOL_TUNNEL {
             let head = head(ctx.skb.skb, segment);
-            if protocol == PROTOCOL_UNKNOWN {
+            if protocol >= PROTOCOL_ADOPTED {
+                let Some(protocol) = adopted(stamp, &head, segment.payload) else {
+                    return;
+                };
+                (*stamp).protocol = protocol;
+            } else if protocol == PROTOCOL_UNKNOWN {
                 (*stamp).protocol = classify::protocol(&head, segment.payload as usize);
             }
             let begins = match (*stamp).protocol {
@@ -157,6 +162,26 @@ unsafe fn out(ctx: &SkBuffContext, segment: Segment) {
         atomics::add(&raw mut (*row).exchanges_in_flight, 1);
         (*stamp).begun_ns = now;
         (&raw mut (*stamp).request).write_volatile(pack_request(number + 1, now / 1000));
+    }
+}
+
+/// The protocol of an adopted connection from what its client sends; `None` while that may be the
+/// rest of a request that was under way, or says goodbye.
+#[inline(always)]
+unsafe fn adopted(stamp: *mut Stamp, head: &[u8; HEAD], payload: u32) -> Option<u32> {
+    if payload == classify::FAREWELL as u32 && classify::is_farewell(head) {
+        return None;
+    }
+    // SAFETY: by the caller, map memory.
+    let is_busy = unsafe {
+        (*stamp).protocol == PROTOCOL_ADOPTED_BUSY
+            && (&raw const (*stamp).in_end).read_volatile() == (*stamp).syn_timeout_ticks
+    };
+    match classify::mid_stream(head, payload) {
+        // Records follow one another in an upload, too.
+        PROTOCOL_UNKNOWN | PROTOCOL_TLS if is_busy => None,
+        PROTOCOL_UNKNOWN => Some(PROTOCOL_OPAQUE),
+        protocol => Some(protocol),
     }
 }
 
