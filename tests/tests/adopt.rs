@@ -3,7 +3,7 @@
 
 use std::{
     io::{Read as _, Write as _},
-    net::{SocketAddr, TcpStream},
+    net::{IpAddr, SocketAddr, TcpStream},
     sync::{Arc, Mutex, mpsc},
     time::Duration,
 };
@@ -253,6 +253,38 @@ fn accepted_sockets_are_not_adopted() {
     drop(nginx);
 }
 
+/// A listener on the port that a client has, at another address: its bucket is the client's.
+#[test]
+fn an_accepted_socket_on_a_clients_port_is_not_adopted() {
+    let net = TestNet::new();
+    let group = TestCgroup::new("adopt");
+    let to = SocketAddr::new(IpAddr::from([10, 77, 0, 1]), 9000);
+    let _server = Server::with(&net.client, to, echo);
+    let mut both = Interpreter::start(&group, &net.server);
+    both.run(
+        "c = socket.create_connection(('10.77.0.1', 9000))\n\
+         port = c.getsockname()[1]\n\
+         l = socket.socket()\n\
+         l.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)\n\
+         l.bind(('127.0.0.1', port))\n\
+         l.listen(5)\n",
+    );
+    let port = both.value("port");
+    let mut client = Interpreter::start_outside(&net.server);
+    client.run(&format!(
+        "s = socket.create_connection(('127.0.0.1', {port}))\n"
+    ));
+    both.run("a = l.accept()[0]\n");
+    let agent = AgentOptions::new(&group).start();
+    client.run("s.sendall(b'x')\n");
+    both.run("a.recv(9) and a.sendall(b'GET /')\nc.sendall(b'GET /')\nc.recv(9)\n");
+    let status = agent.status();
+    let rows = status["destinations"].as_array().expect("rows");
+    // Of the client it depends on the kernel whether it can still be told.
+    let is_clients = |row: &Value| row["destination"] == "10.77.0.1:9000";
+    assert!(rows.iter().all(is_clients), "{status:#}");
+}
+
 const SERVER_8083: &str = "listen 10.77.0.2:8083 backlog=2048;\n\
      location / { return 200 \"hello\"; }\n";
 
@@ -315,6 +347,18 @@ fn rows_of_adopted_connections_have_their_workloads_policy() {
     let row = agent.row(DESTINATION);
     assert_eq!(row["policy"], "ours", "{row:#}");
     assert_eq!(row["workload"], before.group.workload(), "{row:#}");
+}
+
+#[test]
+fn what_is_protected_is_counted() {
+    let mut before = Before::new("adopt");
+    let _server = Server::with(&before.net.server, TO, echo);
+    before.python.value(CONNECT);
+    let config = format!("[protected]\ndestinations = [\"{DESTINATION}\"]\n");
+    let agent = AgentOptions::new(&before.group).config(&config).start();
+    before.python.run("s.sendall(b'GET /')\ns.recv(9)\n");
+    let row = answers(&agent, DESTINATION, 1);
+    assert_eq!(row["timeouts_ms"]["connect"], Value::Null, "{row:#}");
 }
 
 #[test]
