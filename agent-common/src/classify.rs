@@ -137,7 +137,7 @@ fn is_http2_frame(head: &[u8; HEAD], length: u32) -> bool {
     match head[3] {
         0 | 1 => size != 0 && stream % 2 == 1 && stream >> 31 == 0,
         3 | 8 => size == 4,
-        4 => size % 6 == 0 && stream == 0,
+        4 => size.is_multiple_of(6) && stream == 0,
         6 => size == 8 && stream == 0,
         7 => size >= 8 && stream == 0,
         _ => false,
