@@ -170,18 +170,30 @@ pub struct Row {
     /// Answers slower than the policy's `slow_call`.
     pub slow_calls: u64,
 
-    // --- exchanges that hang: written by the agent, which finds them, except where said
+    // --- exchanges that the agent counts while they are under way; written by it except where said
     /// Exchanges that the agent has counted as failed while they hung.
     pub exchange_hung: u64,
     /// Those of them that were answered after all. Written by whoever repairs the window.
     pub hung_recovered: u64,
-    /// Those of them that have not ended yet: the agent adds, whoever ends one subtracts. While 0,
-    /// no answer is looked up in `HUNG`.
-    pub hung_open: u32,
+    /// Entries of `COUNTED` for exchanges of this row: the agent adds, whoever takes one subtracts.
+    /// While 0, no end is looked up there.
+    pub counted_open: u32,
     /// Zero.
     pub reserved5: u32,
-    /// Zero.
-    pub reserved6: [u64; 5],
+    /// Read timeouts, of exchanges that were not counted as hung before.
+    pub exchange_read_timeout: u64,
+    /// Write timeouts, likewise.
+    pub exchange_write_timeout: u64,
+    /// Operations ended by their deadline, likewise. Not in any window.
+    pub exchange_deadline: u64,
+    /// Read timeouts that fired; as those below, also after the exchange was counted as hung.
+    pub fired_read: u32,
+    /// Write timeouts that fired.
+    pub fired_write: u32,
+    /// Stall timeouts that fired; each is a read timeout among the failures.
+    pub fired_stall: u32,
+    /// Deadlines that fired.
+    pub fired_deadline: u32,
 }
 
 layout!(

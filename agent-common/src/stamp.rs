@@ -124,17 +124,23 @@ pub const fn unpack_request(word: u64) -> (u32, u64) {
     ((word >> 48) as u32, word & REQUEST_TIME)
 }
 
-/// A hanging exchange: its number (16 bits) and that of its call in the window (48 bits).
+/// An exchange that the agent has counted: its number (16 bits), and that of its call in the window
+/// (48 bits) or one of [`SETTLED`] and [`ENDING`].
 #[inline(always)]
-pub const fn pack_hung(number: u32, seq: u64) -> u64 {
+pub const fn pack_counted(number: u32, seq: u64) -> u64 {
     pack_request(number, seq)
 }
 
-/// Number and call from [`pack_hung`].
+/// Number and call from [`pack_counted`].
 #[inline(always)]
-pub const fn unpack_hung(word: u64) -> (u32, u64) {
+pub const fn unpack_counted(word: u64) -> (u32, u64) {
     unpack_request(word)
 }
+
+/// In place of a call's number: the agent has counted it for good, whatever its end.
+pub const SETTLED: u64 = REQUEST_TIME;
+/// In place of a call's number: the agent is about to end the connection, and counts it if it does.
+pub const ENDING: u64 = REQUEST_TIME - 1;
 
 const REQUEST_TIME: u64 = (1 << 48) - 1;
 
@@ -178,8 +184,8 @@ pub struct Slot {
 /// Slots; a power of two.
 pub const CONNECTION_SLOTS: u32 = 32_768;
 
-/// Exchanges at most that are known to hang. Beyond it none is counted while it hangs.
-pub const HUNG_MOST: u32 = 16_384;
+/// Exchanges under way at most that the agent has counted. Beyond it none is counted while it hangs.
+pub const COUNTED_MOST: u32 = 16_384;
 
 /// Connections at most whose stamp lies in the hash map. What finds no place passes uncounted.
 pub const SPILLED_MOST: u32 = 131_072;

@@ -11,7 +11,7 @@ use agent_common::{
     classify::{self, Answer, HEAD},
     event::{
         EVENT_EXCHANGE, EVENT_PROBE, OUTCOME_ABANDONED, OUTCOME_CLOSED_EARLY, OUTCOME_GAVE_UP,
-        OUTCOME_OTHER, OUTCOME_RESET, OUTCOME_RESPONSE, OUTCOME_SLOW, OUTCOME_STATUS,
+        OUTCOME_HUNG, OUTCOME_OTHER, OUTCOME_RESET, OUTCOME_RESPONSE, OUTCOME_SLOW, OUTCOME_STATUS,
     },
     stamp::{
         PHASE_OPEN, PROTOCOL_ADOPTED, PROTOCOL_ADOPTED_BUSY, PROTOCOL_AMQP, PROTOCOL_HTTP1,
@@ -28,7 +28,7 @@ use aya_ebpf::{
 };
 
 use crate::{
-    atomics, events, hung, maps,
+    atomics, counted, events, maps,
     outcome::{self, Window},
     segment::{self, Segment},
     stamps,
@@ -247,15 +247,15 @@ unsafe fn answered(ctx: &SkBuffContext, stamp: *mut Stamp, now: u64, us: u64, an
         if is_slow {
             atomics::add(&raw mut (*row).slow_calls, 1);
         }
-        let hung = if (*row).hung_open == 0 {
+        let counted = if (*row).counted_open == 0 {
             0
         } else {
-            hung::take(bpf_get_socket_cookie(ctx.as_ptr()), stamp, row)
+            counted::take(bpf_get_socket_cookie(ctx.as_ptr()), stamp, row)
         };
-        let seq = if hung == 0 {
-            outcome::call(stamp, row, now, Window::Exchanges, is_failed, is_slow)
+        let seq = if counted::answered(stamp, row, counted, is_failed, is_slow) {
+            0
         } else {
-            hung::answered(stamp, row, hung, is_failed, is_slow)
+            outcome::call(stamp, row, now, Window::Exchanges, is_failed, is_slow)
         };
         let outcome = if is_failed {
             OUTCOME_STATUS
@@ -355,8 +355,15 @@ pub unsafe fn closing(stamp: *mut Stamp, now: u64, change: &Change) -> bool {
         let Some(row) = outcome::row_of(stamp) else {
             return true;
         };
-        if (*row).hung_open != 0 && hung::take(cookie, stamp, row) != 0 {
-            // It has been counted as failed already.
+        if (*row).counted_open != 0
+            && counted::is_settled(counted::take(cookie, stamp, row), error == ECONNABORTED)
+        {
+            // The agent has ended it, or counted it while it hung: as a probe it has failed.
+            let outcome = if outcome == OUTCOME_ABANDONED {
+                OUTCOME_HUNG
+            } else {
+                outcome
+            };
             probe_ended(stamp, now, us, outcome);
             ended(row);
             return true;

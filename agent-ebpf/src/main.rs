@@ -13,10 +13,10 @@
 mod adopt;
 mod atomics;
 mod connect;
+mod counted;
 mod events;
 mod exchange;
 mod follow;
-mod hung;
 mod kernel;
 mod maps;
 mod outcome;

@@ -8,7 +8,7 @@ use agent_common::{
     CallWindow, Control, Counters, DestinationKey, PolicyKey, Row, Settings, Stamp,
     histogram::Histogram,
     key::ManualKey,
-    stamp::{CONNECTION_SLOTS, HUNG_MOST, SPILLED_MOST, Slot},
+    stamp::{CONNECTION_SLOTS, COUNTED_MOST, SPILLED_MOST, Slot},
 };
 use aya_ebpf::{
     bindings::{BPF_F_MMAPABLE, BPF_F_NO_PREALLOC},
@@ -92,10 +92,10 @@ pub static SPILLED: HashMap<u64, Stamp> =
     HashMap::with_max_entries(SPILLED_MOST, BPF_F_NO_PREALLOC);
 
 /// Exchanges that were counted as failed while they hang, by the socket's cookie: which one, and
-/// where it stands in the window ([`agent_common::stamp::pack_hung`]). Entries are made by the
+/// where it stands in the window ([`agent_common::stamp::pack_counted`]). Entries are made by the
 /// agent and removed by whoever ends the exchange. Some 60 bytes an entry, taken only when used.
 #[map]
-pub static HUNG: HashMap<u64, u64> = HashMap::with_max_entries(HUNG_MOST, BPF_F_NO_PREALLOC);
+pub static COUNTED: HashMap<u64, u64> = HashMap::with_max_entries(COUNTED_MOST, BPF_F_NO_PREALLOC);
 
 /// Control groups whose sockets are adopted, by id, with a process in each. Written by the agent,
 /// emptied after the start.

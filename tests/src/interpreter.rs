@@ -8,6 +8,7 @@ use std::{
     process::{ChildStdin, ChildStdout},
 };
 
+use rustix::process::Signal;
 use serde_json::Value;
 
 use crate::{
@@ -64,6 +65,11 @@ impl Interpreter {
     pub fn move_to(&self, group: &Path) {
         fs::write(group.join("cgroup.procs"), self.process.pid().to_string())
             .expect("move the interpreter");
+    }
+
+    /// Sends it a signal.
+    pub fn signal(&self, signal: Signal) {
+        self.process.signal(signal);
     }
 
     /// Runs statements; what they define is there for later expressions.

@@ -11,16 +11,18 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use super::netns::{Namespaces, Place};
-use crate::kernel::Kernel;
+use crate::{
+    kernel::Kernel,
+    sockets::namespace::{Namespaces, Place},
+};
 
 /// Control groups and namespaces, as found.
 #[derive(Default)]
 struct Found {
     /// Id and a process in it; 0: none.
     groups: Vec<(u64, u32)>,
-    /// By inode.
-    namespaces: BTreeMap<u32, Place>,
+    /// By inode: a process that lives in it.
+    namespaces: BTreeMap<u32, u32>,
 }
 
 /// Adopts what it can; what it cannot is logged.
@@ -33,19 +35,20 @@ pub fn adopt(kernel: &mut Kernel, cgroups: &[PathBuf]) {
         tracing::warn!("{error:#}; connections of the others are not followed until they end");
     }
     let mut namespaces = Namespaces::default();
-    for place in found.namespaces.values().copied() {
+    for (&inode, &pid) in &found.namespaces {
+        let pids = [pid];
+        let place = Place { inode, pids: &pids };
         // A thread of its own: entering a namespace concerns a thread, and this one dies after.
         let result = std::thread::scope(|scope| {
             let (kernel, namespaces) = (&mut *kernel, &mut namespaces);
             scope
-                .spawn(move || namespaces.within(place, || kernel.adopt_namespace()))
+                .spawn(move || namespaces.within(place, || kernel.adopt_namespace())?)
                 .join()
                 .unwrap_or_else(|_| Err(anyhow::anyhow!("the adopting thread panicked")))
         });
         if let Err(error) = result {
             tracing::warn!(
-                "connections that exist in network namespace {} are not followed: {error:#}",
-                place.inode
+                "connections that exist in network namespace {inode} are not followed: {error:#}"
             );
         }
     }
@@ -78,10 +81,7 @@ fn look(cgroups: &[PathBuf]) -> Found {
             };
             // Inodes of namespaces are numbers of 32 bits (`struct ns_common`).
             let inode = namespace.ino() as u32;
-            found
-                .namespaces
-                .entry(inode)
-                .or_insert(Place { inode, pid });
+            found.namespaces.entry(inode).or_insert(pid);
         }
         let below = fs::read_dir(&path).into_iter().flatten().flatten();
         stack.extend(

@@ -12,7 +12,6 @@ mod explain;
 pub mod journal;
 pub mod latency;
 pub mod memory;
-pub mod netns;
 pub mod node;
 pub mod pause;
 pub mod plan;

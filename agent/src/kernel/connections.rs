@@ -15,7 +15,7 @@ use std::{
 
 use agent_common::{
     Stamp,
-    stamp::{CONNECTION_SLOTS, PHASE_OPEN, Slot, pack_hung, unpack_request},
+    stamp::{CONNECTION_SLOTS, PHASE_OPEN, Slot, pack_counted, unpack_request},
 };
 use aya::maps::{HashMap, MapData, MapError};
 
@@ -83,13 +83,14 @@ impl Connections {
     ///
     /// # Errors
     /// When the map is full, or the socket has such a note already.
-    pub fn note_hung(&self, cookie: u64, number: u32, seq: u64) -> Result<(), MapError> {
+    pub fn note_counted(&self, cookie: u64, number: u32, seq: u64) -> Result<(), MapError> {
         const NOEXIST: u64 = 1;
-        self.hung().insert(cookie, pack_hung(number, seq), NOEXIST)
+        self.hung()
+            .insert(cookie, pack_counted(number, seq), NOEXIST)
     }
 
     /// Takes such a note back; false when the kernel has taken it first.
-    pub fn take_hung(&self, cookie: u64) -> bool {
+    pub fn take_counted(&self, cookie: u64) -> bool {
         self.hung().remove(&cookie).is_ok()
     }
 

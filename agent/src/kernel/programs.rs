@@ -145,7 +145,7 @@ impl Kernel {
         let Map::HashMap(spilled) = take(&mut ebpf, "SPILLED")? else {
             anyhow::bail!("map SPILLED is no hash map")
         };
-        let hung = take(&mut ebpf, "HUNG")?.try_into()?;
+        let hung = take(&mut ebpf, "COUNTED")?.try_into()?;
         let connections =
             Connections::new(slots, &spilled, hung).context("open the map of connections")?;
         let types = aya::Btf::from_sys_fs().context("read the kernel's type information")?;
