@@ -4,7 +4,8 @@ use bytemuck::{Pod, Zeroable};
 
 use crate::{COMM_LEN, layout};
 
-/// The stamp of a socket whose `connect()` passed the hook. Written by the kernel only.
+/// The stamp of a socket whose `connect()` passed the hook. Written by the kernel, but for
+/// the process of an adopted connection.
 #[derive(Clone, Copy, Pod, Zeroable)]
 #[repr(C)]
 pub struct Stamp {
@@ -28,7 +29,8 @@ pub struct Stamp {
     /// When the SYN left (CLOCK_MONOTONIC, ns); 0 before. On an open connection: when the last byte of
     /// the request under way was sent.
     pub begun_ns: u64,
-    /// Process (thread group) that called `connect()`.
+    /// Process (thread group) that called `connect()`. Of an adopted connection one that has the
+    /// socket, written by the agent together with `comm`; 0: not known.
     pub pid: u32,
     /// Thread that called `connect()`.
     pub tid: u32,

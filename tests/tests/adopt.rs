@@ -19,6 +19,7 @@ use tests::{
     nginx::Nginx,
     process::Program,
     server::Server,
+    skip,
     talk::{CONNECT, DESTINATION, TO, echo, read_byte, wait_end},
     wait,
 };
@@ -466,4 +467,71 @@ fn a_client_that_has_chosen_its_port_is_left_alone() {
     let agent = AgentOptions::new(&before.group).start();
     assert_eq!(before.python.value("s.sendall(b'x') or len(s.recv(9))"), 1);
     assert_eq!(agent.status()["destinations"], Value::Array(Vec::new()));
+}
+
+/// The process is found by its descriptors, and timeouts hold for the connection.
+#[test]
+fn an_adopted_connection_has_a_process_and_timeouts() {
+    let mut before = Before::new("adopt");
+    let _server = Server::with(&before.net.server, TO, wait_end);
+    before.python.value(CONNECT);
+    let config = "[defaults.timeouts]\nread = \"300ms\"\n";
+    let agent = AgentOptions::new(&before.group).config(config).start();
+    let mut events = agent.follow(&[]);
+    before.python.value("s.sendall(b'GET /')");
+    assert_eq!(before.python.errno("s.recv(9)"), libc::ECONNABORTED);
+    let event = events.wait("a timeout", |event| event["kind"] == "timeout");
+    assert_eq!(event["which"], "read", "{event:#}");
+    assert_eq!(
+        event["pid"],
+        before.python.value("os.getpid()"),
+        "{event:#}"
+    );
+    let comm = before
+        .python
+        .value("open('/proc/self/comm').read().strip()");
+    assert_eq!(event["comm"], comm, "{event:#}");
+    let row = agent.wait_row(DESTINATION, "its end", |row| row["in_flight"] == 0);
+    assert_eq!(row["failures"]["read_timeout"], 1, "{row:#}");
+}
+
+/// Sends from memory that is not there, until somebody serves the fault (userfaultfd(2)): nobody.
+const LOCKED: &str = r#"
+import ctypes, fcntl, platform, struct, threading
+libc = ctypes.CDLL(None, use_errno=True)
+number = {"x86_64": 323, "aarch64": 282}[platform.machine()]
+uffd = libc.syscall(number, os.O_CLOEXEC)
+locked, why = uffd >= 0, os.strerror(ctypes.get_errno())
+if locked:
+    fcntl.ioctl(uffd, 0xC018AA3F, struct.pack("QQQ", 0xAA, 0, 0))  # UFFDIO_API
+    libc.mmap.restype = ctypes.c_void_p
+    PRIVATE_ANONYMOUS = 0x22
+    memory = libc.mmap(None, ctypes.c_size_t(4096), 3, PRIVATE_ANONYMOUS, -1, ctypes.c_long(0))
+    fcntl.ioctl(uffd, 0xC020AA00, struct.pack("QQQQ", memory, 4096, 1, 0))  # UFFDIO_REGISTER
+    send = lambda: libc.send(s.fileno(), ctypes.c_void_p(memory), ctypes.c_size_t(4096), 0)
+    threading.Thread(target=send, daemon=True).start()
+    os.read(uffd, 32)  # the fault
+"#;
+
+/// A program that has its socket locked does not hold up the start.
+#[test]
+fn a_locked_socket_does_not_hold_up_the_start() {
+    let mut before = Before::new("adopt");
+    let _server = Server::with(&before.net.server, TO, wait_end);
+    before.python.value(CONNECT);
+    // A send from memory that nobody serves (userfaultfd) keeps the socket locked.
+    before.python.run(LOCKED);
+    if before.python.value("locked") != true {
+        skip!(
+            "userfaultfd is not to be had: {}",
+            before.python.value("why")
+        );
+    }
+    let agent = AgentOptions::new(&before.group).start();
+    assert!(
+        agent.log().contains("keeps one of its sockets locked"),
+        "{}",
+        agent.log()
+    );
+    before.python.kill();
 }

@@ -19,7 +19,7 @@ use aya::{
     programs::{
         CgroupAttachMode, CgroupSkb, CgroupSkbAttachType, CgroupSock, CgroupSockAddr, Iter,
         Program, SockOps, cgroup_skb::CgroupSkbLinkId, cgroup_sock::CgroupSockLinkId,
-        cgroup_sock_addr::CgroupSockAddrLinkId, sock_ops::SockOpsLinkId,
+        cgroup_sock_addr::CgroupSockAddrLinkId, iter::IterLink, sock_ops::SockOpsLinkId,
     },
 };
 use bytemuck::Pod;
@@ -91,6 +91,21 @@ pub struct Kernel {
     watched: HashMap<MapData, u64, u32>,
     can_settle: bool,
     can_adopt: bool,
+}
+
+/// A program that is about to visit every TCP socket of a network namespace.
+pub struct Visit(IterLink);
+
+impl Visit {
+    /// Visits those of the calling thread's namespace. Waits for the lock of each.
+    ///
+    /// # Errors
+    /// When the kernel refuses the iterator.
+    pub fn run(self) -> Result<()> {
+        let mut file = self.0.into_file().context("open iter/tcp")?;
+        std::io::copy(&mut file.by_ref(), &mut std::io::sink()).context("run iter/tcp")?;
+        Ok(())
+    }
 }
 
 impl Kernel {
@@ -236,10 +251,10 @@ impl Kernel {
     /// # Errors
     /// When the kernel refuses the iterator.
     pub fn settle_namespace(&mut self) -> Result<()> {
-        self.visit_sockets("settle")
+        self.visit("settle")?.run()
     }
 
-    /// Whether [`Kernel::adopt_namespace`] can work here.
+    /// Whether [`Kernel::adoption`] can work here.
     pub fn can_adopt(&self) -> bool {
         self.can_adopt
     }
@@ -262,24 +277,19 @@ impl Kernel {
         Ok(())
     }
 
-    /// Follows the connections that exist in the calling thread's network namespace and belong to
-    /// watched control groups.
+    /// Prepares a visit that follows the connections that exist in one network namespace and belong
+    /// to watched control groups.
     ///
     /// # Errors
     /// When the kernel refuses the iterator.
-    pub fn adopt_namespace(&mut self) -> Result<()> {
-        self.visit_sockets("adopt")
+    pub fn adoption(&mut self) -> Result<Visit> {
+        self.visit("adopt")
     }
 
-    fn visit_sockets(&mut self, name: &str) -> Result<()> {
+    fn visit(&mut self, name: &str) -> Result<Visit> {
         let visitor = program::<Iter>(&mut self.ebpf, name)?;
         let link = visitor.attach().context("attach iter/tcp")?;
-        let mut run = visitor
-            .take_link(link)?
-            .into_file()
-            .context("open iter/tcp")?;
-        std::io::copy(&mut run.by_ref(), &mut std::io::sink()).context("run iter/tcp")?;
-        Ok(())
+        Ok(Visit(visitor.take_link(link)?))
     }
 
     /// The index of the row that a key leads to.
