@@ -147,6 +147,8 @@ fn wait_limits(policy: &Policy) -> WaitLimits {
     WaitLimits {
         read: policy.timeouts.read.map(nanos),
         deadline: policy.timeouts.deadline.map(nanos),
+        write: policy.timeouts.write.map(nanos),
+        stall: policy.timeouts.stall.map(nanos),
     }
 }
 

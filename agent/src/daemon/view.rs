@@ -138,7 +138,9 @@ impl Viewer<'_> {
         TimeoutsMs {
             connect: Some(connect),
             read: waits.read.map(Nanos::as_millis),
+            write: waits.write.map(Nanos::as_millis),
             deadline: waits.deadline.map(Nanos::as_millis),
+            stall: waits.stall.map(Nanos::as_millis),
             ..TimeoutsMs::default()
         }
     }

@@ -9,7 +9,7 @@ use agent_common::{
     stamp::COUNTED_MOST,
 };
 
-use super::{Owed, Rows, Shared};
+use super::{Owed, Rows, Shared, failure};
 use crate::{
     core::{
         DialTarget, Nanos, RowId, WindowKind,
@@ -133,7 +133,7 @@ impl HungWatch {
         self.counted.insert(owed.id());
         table.count_outcome(id.index, OUTCOME_HUNG);
         let waited = now - owed.wait.begun;
-        shared.found(owed.failure(OUTCOME_HUNG, now, seq, waited));
+        shared.found(failure(&owed.stamp, OUTCOME_HUNG, now, seq, waited));
     }
 }
 

@@ -4,9 +4,12 @@
 //! An exchange that waits makes no event. The thread looks at every connection on which an answer
 //! is owed, which takes about a millisecond: once a second, or twice in the shortest timeout. Between
 //! two looks it sleeps until the next timeout of those that it has seen, so that each fires when it
-//! should.
+//! should. Where a policy sets a write or stall timeout, it asks the kernel about connections on which
+//! data may lie still ([`still`]).
 
+mod abort;
 mod hung;
+mod still;
 mod timeouts;
 
 use std::{
@@ -30,7 +33,9 @@ use crate::{
     core::{Nanos, RowId, hung::Wait},
     kernel::{Connections, Table, clock},
 };
+use abort::Aborter;
 use hung::HungWatch;
+use still::StillWatch;
 use timeouts::Timeouts;
 
 /// How often is looked at most: with shorter timeouts, the first look may come too late.
@@ -116,6 +121,8 @@ impl Drop for Waiting {
 fn run(mut shared: Shared, orders: &mpsc::Receiver<Order>) {
     let mut hung = HungWatch::default();
     let mut timeouts = Timeouts::default();
+    let mut still = StillWatch::default();
+    let mut aborter = Aborter::default();
     let mut last = clock::now();
     let mut next = last;
     loop {
@@ -136,10 +143,11 @@ fn run(mut shared: Shared, orders: &mpsc::Receiver<Order>) {
             let owed = shared.owed();
             hung.look(&shared, &owed, now, slept);
             timeouts.look(&shared, &owed, now, slept);
+            still.look(&shared, &mut aborter, now, slept);
             last = now;
         }
         if !slept {
-            timeouts.fire(&shared, now);
+            timeouts.fire(&shared, &mut aborter, now);
         }
         next = last + shared.look_every();
     }
@@ -157,7 +165,7 @@ struct Owed {
 impl Owed {
     fn of(cookie: u64, stamp: &Stamp) -> Option<Self> {
         let (number, begun_us) = stamp.owed()?;
-        if stamp.row == OTHER_ROW || stamp.flags & STAMP_UNJUDGED != 0 {
+        if !is_ours(stamp) {
             return None;
         }
         Some(Self {
@@ -172,39 +180,48 @@ impl Owed {
     }
 
     fn row(&self) -> RowId {
-        RowId {
-            index: self.stamp.row,
-            incarnation: self.stamp.incarnation,
-        }
+        row_of(&self.stamp)
     }
 
     /// Which exchange.
     fn id(&self) -> (u64, u32) {
         (self.cookie, self.number)
     }
+}
 
-    /// A failure of it, as the kernel would tell.
-    fn failure(&self, outcome: u32, now: Nanos, seq: u64, elapsed: Nanos) -> KernelEvent {
-        KernelEvent {
-            kind: EventKind::FAILURE,
-            row: self.stamp.row,
-            incarnation: self.stamp.incarnation,
-            generation: self.stamp.generation,
-            at_ns: now.0,
-            seq,
-            elapsed_us: elapsed.0 / 1000,
-            outcome,
-            errno: 0,
-            pid: self.stamp.pid,
-            tid: self.stamp.tid,
-            timeout_ms: 0,
-            flags: EVENT_EXCHANGE,
-            comm: self.stamp.comm,
-        }
+/// Whether a connection is judged and bounded at all, as far as its stamp says.
+fn is_ours(stamp: &Stamp) -> bool {
+    stamp.row != OTHER_ROW && stamp.flags & STAMP_UNJUDGED == 0
+}
+
+fn row_of(stamp: &Stamp) -> RowId {
+    RowId {
+        index: stamp.row,
+        incarnation: stamp.incarnation,
     }
 }
 
-/// What both parts work with.
+/// A failure, as the kernel would tell of it.
+fn failure(stamp: &Stamp, outcome: u32, now: Nanos, seq: u64, elapsed: Nanos) -> KernelEvent {
+    KernelEvent {
+        kind: EventKind::FAILURE,
+        row: stamp.row,
+        incarnation: stamp.incarnation,
+        generation: stamp.generation,
+        at_ns: now.0,
+        seq,
+        elapsed_us: elapsed.0 / 1000,
+        outcome,
+        errno: 0,
+        pid: stamp.pid,
+        tid: stamp.tid,
+        timeout_ms: 0,
+        flags: EVENT_EXCHANGE,
+        comm: stamp.comm,
+    }
+}
+
+/// What all parts work with.
 struct Shared {
     table: Arc<Table>,
     connections: Arc<Connections>,
@@ -241,15 +258,18 @@ impl Shared {
         self.commander.send(Command::Found(event));
     }
 
-    /// Twice in the shortest timeout.
+    /// How often to look: as the shortest timeout needs it.
     fn look_every(&self) -> Nanos {
-        let limits = self.plan.waits.iter().filter_map(|waits| waits.shortest());
+        let limits = self
+            .plan
+            .waits
+            .iter()
+            .filter_map(|waits| waits.look_every());
         let hung = self.plan.breakers.iter().filter_map(|b| b.hung.shortest());
-        limits
-            .chain(hung)
-            .min()
-            .map_or(LONGEST_LOOK, Nanos::half)
-            .clamp(SHORTEST_LOOK, LONGEST_LOOK)
+        let shortest = limits.chain(hung.map(Nanos::half)).min();
+        shortest.map_or(LONGEST_LOOK, |every| {
+            every.clamp(SHORTEST_LOOK, LONGEST_LOOK)
+        })
     }
 }
 
