@@ -9,7 +9,7 @@ use agent_common::{
         EVENT_EXCHANGE, OUTCOME_CLOSED_EARLY, OUTCOME_CONNECT_TIMEOUT, OUTCOME_GAVE_UP,
         OUTCOME_REFUSED, OUTCOME_RESET, OUTCOME_SLOW, OUTCOME_STATUS, OUTCOME_UNREACHABLE,
     },
-    window::{Call, decode, slot},
+    window::{Call, decode},
 };
 
 use super::{
@@ -269,7 +269,7 @@ fn call(table: &Table, row: RowId, kind: WindowKind, seq: u64, now: Nanos) -> Op
     if seq == 0 {
         return None;
     }
-    decode(table.window_entry(row.index, kind, slot(seq))?, seq, now.0)
+    decode(table.window_entry(row.index, kind, seq)?, seq, now.0)
 }
 
 fn outcome(outcome: u32) -> &'static str {

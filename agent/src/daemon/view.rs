@@ -155,7 +155,7 @@ impl Viewer<'_> {
             bytemuck::Zeroable::zeroed()
         } else {
             self.table
-                .window(id.index, kind)
+                .window(id.index, kind, last_seq)
                 .unwrap_or(bytemuck::Zeroable::zeroed())
         };
         let last_seq = if id.index == OTHER_ROW { 0 } else { last_seq };

@@ -7,6 +7,7 @@ use agent_common::{
     CallWindow, Control, Counters, Row, Settings, Verdict,
     histogram::Histogram,
     verdict::{STATE_HALF_OPEN, pack_probe_slots},
+    window::{self, Block},
 };
 
 use super::mapped::Mapped;
@@ -17,8 +18,10 @@ pub struct Table {
     pub(super) control: Mapped<Control>,
     pub(super) counters: Mapped<Counters>,
     pub(super) rows: Mapped<Row>,
-    pub(super) windows: Mapped<CallWindow>,
-    pub(super) exchange_windows: Mapped<CallWindow>,
+    pub(super) windows: Mapped<Block>,
+    pub(super) exchange_windows: Mapped<Block>,
+    /// Blocks in each window.
+    pub(super) window_blocks: u32,
     pub(super) histograms: Mapped<Histogram>,
     pub(super) policies: Mapped<Settings>,
 }
@@ -196,24 +199,35 @@ impl Table {
         unsafe { word(&raw mut (*row).probe_slots).load(Ordering::Acquire) }
     }
 
-    /// A copy of one of the row's windows.
-    pub fn window(&self, index: u32, kind: WindowKind) -> Option<CallWindow> {
-        self.windows_of(kind).read(index)
+    /// Calls that each window holds.
+    pub fn window_calls(&self) -> u32 {
+        self.window_blocks * window::BLOCK as u32
     }
 
-    /// One entry of one of the row's windows.
-    pub fn window_entry(&self, index: u32, kind: WindowKind, slot: usize) -> Option<u32> {
-        let window = self.windows_of(kind).get(index)?;
+    /// A copy of one of the row's windows: the calls up to `last_seq`.
+    pub fn window(&self, index: u32, kind: WindowKind, last_seq: u64) -> Option<CallWindow> {
+        let mut calls: CallWindow = bytemuck::Zeroable::zeroed();
+        let held = u64::from(self.window_calls());
+        for seq in last_seq.saturating_sub(held - 1).max(1)..=last_seq {
+            calls.entries[window::slot(seq)] = self.window_entry(index, kind, seq)?;
+        }
+        Some(calls)
+    }
+
+    /// What lies where call `seq` lies in one of the row's windows.
+    pub fn window_entry(&self, index: u32, kind: WindowKind, seq: u64) -> Option<u32> {
+        let block = window::block(index, seq, self.window_blocks);
+        let block = self.windows_of(kind).get(block)?;
         // SAFETY: within the mapping, and within the entries.
-        (slot < agent_common::window::SLOTS).then(|| unsafe {
-            (&raw const (*window).entries)
+        Some(unsafe {
+            (&raw const (*block).entries)
                 .cast::<u32>()
-                .add(slot)
+                .add(window::entry(seq))
                 .read_volatile()
         })
     }
 
-    fn windows_of(&self, kind: WindowKind) -> &Mapped<CallWindow> {
+    fn windows_of(&self, kind: WindowKind) -> &Mapped<Block> {
         match kind {
             WindowKind::Exchanges => &self.exchange_windows,
             WindowKind::Connects | WindowKind::None => &self.windows,
@@ -321,8 +335,11 @@ impl Table {
         let mut empty: Row = bytemuck::Zeroable::zeroed();
         empty.incarnation = row.incarnation;
         self.rows.write(index, empty);
-        self.windows.write(index, bytemuck::Zeroable::zeroed());
-        self.exchange_windows
-            .write(index, bytemuck::Zeroable::zeroed());
+        for block in 0..self.window_blocks {
+            let block = index * self.window_blocks + block;
+            self.windows.write(block, bytemuck::Zeroable::zeroed());
+            self.exchange_windows
+                .write(block, bytemuck::Zeroable::zeroed());
+        }
     }
 }
