@@ -4,6 +4,7 @@
 //! the main thread with the select loop ([`node`]) and the servers. The start is in [`start`].
 
 pub mod backend;
+pub mod buckets;
 pub mod canary;
 pub mod dialer;
 pub mod evict;
