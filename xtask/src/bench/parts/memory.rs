@@ -23,7 +23,7 @@ const MIB: f64 = 1024.0 * 1024.0;
 pub fn measure(lab: &Lab) -> Result<Vec<Figure>> {
     let agent = Agent::start(
         lab,
-        &format!("[agent]\nmax_destinations = {DESTINATIONS}\n"),
+        &format!("[agent]\nmax_destinations = {DESTINATIONS}\n[defaults.breaker]\ncooldown = \"5m\"\n"),
     )?;
     let mut load = Load::start(&lab.with, Running::default())?;
     // The worst case: each has a failed exchange, and a breaker that opens on connects, with a
@@ -100,7 +100,7 @@ fn settle(pid: u32) -> Result<()> {
         std::thread::sleep(LOOK);
         let now = used()?;
         // Under 4 % of a core: heartbeats and the like.
-        quiet = if now - last < 10_000_000 {
+        quiet = if now.saturating_sub(last) < 10_000_000 {
             quiet + 1
         } else {
             0
