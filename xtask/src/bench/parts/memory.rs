@@ -23,7 +23,9 @@ const MIB: f64 = 1024.0 * 1024.0;
 pub fn measure(lab: &Lab) -> Result<Vec<Figure>> {
     let agent = Agent::start(
         lab,
-        &format!("[agent]\nmax_destinations = {DESTINATIONS}\n[defaults.breaker]\ncooldown = \"5m\"\n"),
+        &format!(
+            "[agent]\nmax_destinations = {DESTINATIONS}\n[defaults.breaker]\ncooldown = \"5m\"\n"
+        ),
     )?;
     let mut load = Load::start(&lab.with, Running::default())?;
     // The worst case: each has a failed exchange, and a breaker that opens on connects, with a
