@@ -76,15 +76,6 @@ impl Waits {
         assert!(range.contains(&p50), "{who}: {p50:?} instead of {median:?}");
         let max = row["response_latency_us"]["max"].as_u64().expect("a time");
         assert!(max >= p50.as_micros() as u64, "{row:#}");
-        // All of it was in the last minute.
-        assert_eq!(
-            row["response_latency_1m_us"], row["response_latency_us"],
-            "{row:#}"
-        );
-        assert_eq!(
-            row["connect_latency_1m_us"], row["connect_latency_us"],
-            "{row:#}"
-        );
     }
 }
 
