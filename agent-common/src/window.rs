@@ -68,7 +68,7 @@ pub const fn blocks_for(calls: u32) -> u32 {
 /// two.
 #[inline(always)]
 pub const fn block(row: u32, seq: u64, blocks: u32) -> u32 {
-    row.wrapping_mul(blocks) + (seq as u32 / BLOCK as u32 & blocks.wrapping_sub(1))
+    row.wrapping_mul(blocks) + ((seq as u32 / BLOCK as u32) & blocks.wrapping_sub(1))
 }
 
 /// Where in its block call `seq` lies.

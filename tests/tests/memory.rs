@@ -72,11 +72,6 @@ fn fifty_thousand_open_breakers_are_within_the_bound() {
     let pid = agent.pid();
     let measured = wait::until("heap and maps within the bound", SOON, || {
         let measured = (anonymous(pid), maps(pid));
-        println!(
-            "{} KiB of heap, {} KiB of maps",
-            measured.0 / 1024,
-            measured.1 / 1024
-        );
         (measured.0 + measured.1 < 90 * MIB).then_some(measured)
     });
     // Maps that grow with the destinations: row, both windows, key.

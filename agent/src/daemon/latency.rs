@@ -216,8 +216,10 @@ mod tests {
 
     #[test]
     fn calls_of_now_count_in_both() {
-        let mut scene = Scene::default();
-        scene.values = vec![100; 7];
+        let mut scene = Scene {
+            values: vec![100; 7],
+            ..Scene::default()
+        };
         assert_eq!(scene.counts(), (7, 7));
         scene.pass(1);
         assert_eq!(scene.counts(), (7, 7));
@@ -247,8 +249,10 @@ mod tests {
 
     #[test]
     fn a_row_of_another_owner_has_no_past() {
-        let mut scene = Scene::default();
-        scene.values = vec![100; 7];
+        let mut scene = Scene {
+            values: vec![100; 7],
+            ..Scene::default()
+        };
         scene.pass(2);
         let other = RowId {
             incarnation: 1,
