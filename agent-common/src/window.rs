@@ -1,12 +1,16 @@
 //! The last calls to a destination, kept where they happen.
 //!
-//! The kernel writes each call (an outcome that counts) into a ring of [`SLOTS`] small entries
-//! beside the row; the agent reads it when an event says that something failed. Healthy traffic
-//! therefore needs no event at all, and a lost event loses no call: the window is the truth, the
-//! event only a hint to look at it.
+//! The kernel writes each call (an outcome that counts) into a ring of small entries beside the
+//! row; the agent reads it when an event says that something failed. Healthy traffic therefore
+//! needs no event at all, and a lost event loses no call: the window is the truth, the event only a
+//! hint to look at it.
+//!
+//! The ring is one, two or four [`Block`]s, the same for every row: as many as the policies' windows
+//! need when the agent starts ([`blocks_for`]). Most need one, and windows are the largest part of
+//! what a destination costs.
 //!
 //! An entry is 32 bits: failed (bit 31), slow (30), lap (29..24), time (23..0) in units of
-//! 2^22 ns (4.2 ms). The lap is the low 6 bits of sequence / [`SLOTS`]: it tells an entry of this
+//! 2^22 ns (4.2 ms). The lap is the low 6 bits of sequence / [`BLOCK`]: it tells an entry of this
 //! round from one that another CPU has not overwritten yet. The time wraps after 19.5 hours, far
 //! beyond any `window_age`.
 
@@ -14,8 +18,14 @@ use bytemuck::{Pod, Zeroable};
 
 use crate::layout;
 
-/// Calls that a window remembers, hence the largest `window` that a policy may ask for.
+/// Calls that the largest ring remembers, hence the largest `window` that a policy may ask for.
 pub const SLOTS: usize = 128;
+
+/// Calls in a block.
+pub const BLOCK: usize = 32;
+
+/// Blocks of the largest ring.
+pub const MOST_BLOCKS: u32 = (SLOTS / BLOCK) as u32;
 
 const TIME_SHIFT: u32 = 22;
 const TIME_MASK: u32 = (1 << 24) - 1;
@@ -24,8 +34,19 @@ const LAP_MASK: u32 = 0x3f;
 const SLOW: u32 = 1 << 30;
 const FAILED: u32 = 1 << 31;
 
-/// One window as it lies in kernel memory. Index of a call: its sequence number modulo [`SLOTS`].
-/// Sequence numbers begin with 1 (the first value of the row's call counter).
+/// A block as it lies in kernel memory, at [`block`]; a call lies at [`entry`].
+#[derive(Clone, Copy, Pod, Zeroable)]
+#[repr(C)]
+pub struct Block {
+    /// Encoded calls, see the module's documentation.
+    pub entries: [u32; BLOCK],
+}
+
+layout!(Block, size 128, entries at 0);
+
+/// The last calls of a row, read from its blocks to be judged. Index of a call: [`slot`]; what the
+/// ring does not hold is 0. Sequence numbers begin with 1 (the first value of the row's call
+/// counter).
 #[derive(Clone, Copy, Pod, Zeroable)]
 #[repr(C)]
 pub struct CallWindow {
@@ -33,7 +54,28 @@ pub struct CallWindow {
     pub entries: [u32; SLOTS],
 }
 
-layout!(CallWindow, size 512, entries at 0);
+/// Blocks in a ring that is to hold so many calls: 1, 2 or 4.
+pub const fn blocks_for(calls: u32) -> u32 {
+    let blocks = calls.div_ceil(BLOCK as u32).next_power_of_two();
+    if blocks > MOST_BLOCKS {
+        MOST_BLOCKS
+    } else {
+        blocks
+    }
+}
+
+/// Index of the block that call `seq` of a row lies in; every ring has `blocks` of them, a power of
+/// two.
+#[inline(always)]
+pub const fn block(row: u32, seq: u64, blocks: u32) -> u32 {
+    row.wrapping_mul(blocks) + ((seq as u32 / BLOCK as u32) & blocks.wrapping_sub(1))
+}
+
+/// Where in its block call `seq` lies.
+#[inline(always)]
+pub const fn entry(seq: u64) -> usize {
+    seq as usize & (BLOCK - 1)
+}
 
 /// A call as it is kept in a window.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -48,7 +90,7 @@ pub struct Call {
     pub slow: bool,
 }
 
-/// Where call `seq` lies.
+/// Where call `seq` lies in a [`CallWindow`].
 #[inline(always)]
 pub const fn slot(seq: u64) -> usize {
     (seq % SLOTS as u64) as usize
@@ -57,7 +99,7 @@ pub const fn slot(seq: u64) -> usize {
 /// The entry for call `seq`.
 #[inline(always)]
 pub const fn encode(seq: u64, at_ns: u64, failed: bool, slow: bool) -> u32 {
-    let lap = ((seq / SLOTS as u64) as u32) & LAP_MASK;
+    let lap = ((seq / BLOCK as u64) as u32) & LAP_MASK;
     let time = ((at_ns >> TIME_SHIFT) as u32) & TIME_MASK;
     let mut entry = (lap << LAP_SHIFT) | time;
     if failed {
@@ -73,7 +115,7 @@ pub const fn encode(seq: u64, at_ns: u64, failed: bool, slow: bool) -> u32 {
 /// call's by now.
 #[inline(always)]
 pub const fn repaired(entry: u32, seq: u64, slow: bool) -> Option<u32> {
-    let lap = ((seq / SLOTS as u64) as u32) & LAP_MASK;
+    let lap = ((seq / BLOCK as u64) as u32) & LAP_MASK;
     if entry & FAILED == 0 || (entry >> LAP_SHIFT) & LAP_MASK != lap {
         return None;
     }
@@ -84,7 +126,7 @@ pub const fn repaired(entry: u32, seq: u64, slow: bool) -> Option<u32> {
 /// The call `seq` from its entry, or `None` when the entry is of another round or not written yet.
 /// `now_ns` resolves the time's wrap: the call is taken to be at most 19.5 hours old.
 pub fn decode(entry: u32, seq: u64, now_ns: u64) -> Option<Call> {
-    if entry == 0 || (entry >> LAP_SHIFT) & LAP_MASK != ((seq / SLOTS as u64) as u32) & LAP_MASK {
+    if entry == 0 || (entry >> LAP_SHIFT) & LAP_MASK != ((seq / BLOCK as u64) as u32) & LAP_MASK {
         return None;
     }
     let now_units = now_ns >> TIME_SHIFT;
@@ -126,8 +168,12 @@ mod tests {
         }
 
         #[test]
-        fn an_entry_of_the_round_before_is_not_taken(seq in 129u64..u64::MAX, at_ns in 0u64..(1 << 60)) {
-            let old = encode(seq - SLOTS as u64, at_ns, false, false);
+        fn an_entry_of_the_round_before_is_not_taken(
+            seq in 129u64..u64::MAX,
+            at_ns in 0u64..(1 << 60),
+            blocks in proptest::sample::select(&[1u32, 2, 4][..]),
+        ) {
+            let old = encode(seq - u64::from(blocks) * BLOCK as u64, at_ns, false, false);
             prop_assert_eq!(decode(old, seq, at_ns), None);
         }
 
@@ -137,8 +183,29 @@ mod tests {
             prop_assume!(entry != 0);
             let call = decode(entry, seq, at_ns).unwrap();
             prop_assert_eq!((call.failed, call.slow), (false, slow));
-            prop_assert_eq!(repaired(encode(seq + SLOTS as u64, at_ns, true, false), seq, slow), None);
+            prop_assert_eq!(repaired(encode(seq + BLOCK as u64, at_ns, true, false), seq, slow), None);
             prop_assert_eq!(repaired(encode(seq, at_ns, false, false), seq, slow), None);
+        }
+
+        #[test]
+        fn a_ring_holds_its_last_calls(
+            row in 0u32..50_000,
+            seq in 129u64..u64::MAX,
+            calls in 0u32..300,
+        ) {
+            let blocks = blocks_for(calls);
+            let held = u64::from(blocks) * BLOCK as u64;
+            prop_assert!(held >= u64::from(calls.min(SLOTS as u32)) && held <= SLOTS as u64);
+            let place = |seq| (block(row, seq, blocks), entry(seq));
+            let mut taken = [false; SLOTS];
+            for seq in seq - held..seq {
+                let (block, entry) = place(seq);
+                prop_assert!(block / blocks == row && entry < BLOCK);
+                let taken = &mut taken[(block % blocks) as usize * BLOCK + entry];
+                prop_assert!(!*taken);
+                *taken = true;
+            }
+            prop_assert_eq!(place(seq), place(seq - held));
         }
 
         #[test]

@@ -67,11 +67,12 @@ pub unsafe fn answered(
         if failed {
             return true;
         }
-        let Some(calls) = maps::EXCHANGE_WINDOWS.get_ptr_mut((*stamp).row) else {
+        let block = window::block((*stamp).row, seq, maps::window_blocks());
+        let Some(block) = maps::EXCHANGE_WINDOWS.get_ptr_mut(block) else {
             return true;
         };
-        let slot = window::slot(seq) & (window::SLOTS - 1);
-        let entry = (&raw mut (*calls).entries).cast::<u32>().add(slot);
+        let entries = (&raw mut (*block).entries).cast::<u32>();
+        let entry = entries.add(window::entry(seq));
         let before = entry.read_volatile();
         if let Some(after) = window::repaired(before, seq, slow) {
             atomics::replace32(entry, before, after);

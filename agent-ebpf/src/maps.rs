@@ -5,10 +5,11 @@
 //! kernel/bpf/arraymap.c): both sides see a store at once, without a system call.
 
 use agent_common::{
-    CallWindow, Control, Counters, DestinationKey, PolicyKey, Row, Settings, Stamp,
+    Control, Counters, DestinationKey, PolicyKey, Row, Settings, Stamp,
     histogram::Histogram,
     key::ManualKey,
     stamp::{CONNECTION_SLOTS, COUNTED_MOST, SPILLED_MOST, Slot},
+    window::Block,
 };
 use aya_ebpf::{
     bindings::{BPF_F_MMAPABLE, BPF_F_NO_PREALLOC},
@@ -33,13 +34,25 @@ pub static KEYS: HashMap<DestinationKey, u32> = HashMap::with_max_entries(16, 0)
 #[map]
 pub static ROWS: Array<Row> = Array::with_max_entries(17, BPF_F_MMAPABLE);
 
-/// The window of connects beside each row. Written by the kernel. Mapped, 512 bytes an entry.
+/// The windows of connects, [`window_blocks`] entries for each row. Written by the kernel. Mapped,
+/// 128 bytes an entry.
 #[map]
-pub static CONNECT_WINDOWS: Array<CallWindow> = Array::with_max_entries(17, BPF_F_MMAPABLE);
+pub static CONNECT_WINDOWS: Array<Block> = Array::with_max_entries(17, BPF_F_MMAPABLE);
 
-/// The window of exchanges beside each row. Written by the kernel. Mapped, 512 bytes an entry.
+/// The windows of exchanges, as those of connects.
 #[map]
-pub static EXCHANGE_WINDOWS: Array<CallWindow> = Array::with_max_entries(17, BPF_F_MMAPABLE);
+pub static EXCHANGE_WINDOWS: Array<Block> = Array::with_max_entries(17, BPF_F_MMAPABLE);
+
+/// Blocks of each row's windows: set by the agent at load, a constant for the verifier.
+#[unsafe(no_mangle)]
+static WINDOW_BLOCKS: u32 = 1;
+
+/// Blocks of each row's windows.
+#[inline(always)]
+pub fn window_blocks() -> u32 {
+    // SAFETY: a read-only global, which the agent sets before the programs are loaded.
+    unsafe { core::ptr::read_volatile(&raw const WINDOW_BLOCKS) }
+}
 
 /// Indexes of free rows: taken by the kernel, returned by the agent. 4 bytes an entry.
 #[map]

@@ -306,9 +306,10 @@ pub unsafe fn call(
         if is_failure {
             atomics::add(failures, 1);
         }
-        if let Some(calls) = windows.get_ptr_mut((*stamp).row) {
-            let slot = window::slot(seq) & (window::SLOTS - 1);
-            let entry = (&raw mut (*calls).entries).cast::<u32>().add(slot);
+        let block = window::block((*stamp).row, seq, maps::window_blocks());
+        if let Some(block) = windows.get_ptr_mut(block) {
+            let entries = (&raw mut (*block).entries).cast::<u32>();
+            let entry = entries.add(window::entry(seq));
             entry.write_volatile(window::encode(seq, now, is_failure, is_slow));
         }
         seq

@@ -20,6 +20,9 @@ use crate::{net::Namespace, wait};
 /// Every request gets this.
 const ANSWER: &[u8] = b"HTTP/1.1 200 OK\r\nContent-Type: text/plain\r\nContent-Length: 3\r\nConnection: close\r\n\r\nok\n";
 
+/// More than any test connects at once.
+const BACKLOG: i32 = 4096;
+
 /// An HTTP server that answers everything with "ok". It stops when dropped; nobody listens then
 /// and connects are refused.
 pub struct Server {
@@ -47,7 +50,13 @@ impl Server {
         let stop = eventfd(0, EventfdFlags::CLOEXEC).expect("make an eventfd");
         let stopped = stop.try_clone().expect("copy a descriptor");
         let listener = namespace.enter(|| {
-            TcpListener::bind(address).unwrap_or_else(|e| panic!("listen on {address}: {e}"))
+            let listener =
+                TcpListener::bind(address).unwrap_or_else(|e| panic!("listen on {address}: {e}"));
+            // The standard library's backlog is 128. When more connect at once, the kernel answers
+            // with SYN cookies, and one cookie may make two connections: a repeated segment of a
+            // client whose first one is closed already makes another.
+            rustix::net::listen(&listener, BACKLOG).expect("listen with room for all");
+            listener
         });
         let address = listener.local_addr().expect("the listener's address");
         let (ready, is_ready) = mpsc::channel();

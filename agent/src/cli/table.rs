@@ -350,12 +350,14 @@ pub fn detail(text: &mut String, row: &Row, style: Style) {
         line("local", format!("{} never sent a SYN", count(row.local)));
     }
     let latencies = [
-        ("connect", &row.connect_latency_us),
-        ("response", &row.response_latency_us),
+        ("connect", "minute", &row.connect_latency_1m_us),
+        ("connect", "5 minutes", &row.connect_latency_us),
+        ("response", "minute", &row.response_latency_1m_us),
+        ("response", "5 minutes", &row.response_latency_us),
     ];
     let mut name = "latency";
-    for (what, latency) in latencies.into_iter().filter(|(_, of)| of.count > 0) {
-        line(name, percentiles(what, latency));
+    for (what, time, latency) in latencies.into_iter().filter(|(.., of)| of.count > 0) {
+        line(name, percentiles(what, time, latency));
         name = "";
     }
 }
@@ -375,9 +377,9 @@ fn exchanges(row: &Row) -> String {
     )
 }
 
-fn percentiles(what: &str, latency: &Latency) -> String {
+fn percentiles(what: &str, time: &str, latency: &Latency) -> String {
     format!(
-        "{what} p50 {}, p90 {}, p99 {}, p99.9 {}, max {} ({} in 5 minutes)",
+        "{what} p50 {}, p90 {}, p99 {}, p99.9 {}, max {} ({} in the last {time})",
         micros(latency.p50),
         micros(latency.p90),
         micros(latency.p99),

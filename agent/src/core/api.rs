@@ -63,7 +63,8 @@ pub enum Event<'a> {
     Configure {
         /// The row.
         row: RowId,
-        /// What a redial connects to.
+        /// What a redial connects to: the row's key has it, so it is the same for as long as the row
+        /// has this owner. Not looked at when the breaker is known.
         target: DialTarget,
         /// The policy's numbers.
         settings: Arc<BreakerSettings>,

@@ -100,6 +100,8 @@ pub(super) struct Step<'a> {
 }
 
 /// A breaker. Every method is one event; each looks at every state.
+///
+/// There may be one for each of 50,000 destinations, so its size is bounded (a test in `engine.rs`).
 pub(super) struct Breaker {
     settings: Arc<BreakerSettings>,
     target: DialTarget,
@@ -127,8 +129,9 @@ pub(super) struct Breaker {
     distrust_until: Nanos,
     /// HalfOpen: when this round began.
     round_since: Nanos,
-    /// HalfOpen: first news of a slot taken in this round. Only then does the lease run.
-    lease_since: Option<Nanos>,
+    /// HalfOpen: first news of a slot taken in this round, [`Nanos::MAX`] before: only then does the
+    /// lease run.
+    lease_since: Nanos,
     /// HalfOpen with a lease: last news of a probe. Closed: last time that something spoke for
     /// keeping the breaker in memory.
     heard: Nanos,
@@ -136,8 +139,10 @@ pub(super) struct Breaker {
     outage_since: Nanos,
     /// Highest sequence numbers heard of, of connects and exchanges ([`WindowKind::index`]).
     last_seqs: [u64; 2],
-    /// Where the windows of connects and exchanges begin.
-    floors: [Floor; 2],
+    /// Where the windows of connects and exchanges begin: calls up to these numbers do not count,
+    floor_seqs: [u64; 2],
+    /// and none that ended before this.
+    floor_at: Nanos,
 }
 
 impl Breaker {
@@ -163,11 +168,12 @@ impl Breaker {
             misled: 0,
             distrust_until: Nanos::ZERO,
             round_since: Nanos::ZERO,
-            lease_since: None,
+            lease_since: Nanos::MAX,
             heard: now,
             outage_since: Nanos::ZERO,
             last_seqs: [0; 2],
-            floors: [Floor::default(); 2],
+            floor_seqs: [0; 2],
+            floor_at: Nanos::ZERO,
         }
     }
 
@@ -197,7 +203,10 @@ impl Breaker {
             next_redial_at,
             manual_until: forced.then_some(self.until),
             cooldown: self.cooldown,
-            floors: self.floors,
+            floors: self.floor_seqs.map(|seq| Floor {
+                seq,
+                at: self.floor_at,
+            }),
         }
     }
 
@@ -235,7 +244,7 @@ impl Breaker {
         last_seq: u64,
         now: Nanos,
     ) -> Option<WindowStats> {
-        let Floor { seq, at } = self.floors[kind.index()?];
+        let (seq, at) = (self.floor_seqs[kind.index()?], self.floor_at);
         let s = &self.settings;
         Some(evaluate_since(kind, window, last_seq, seq, at, now, s))
     }
@@ -244,14 +253,8 @@ impl Breaker {
 
     /// Changed numbers apply from now on; the state stays, and a cooldown that runs ends as it
     /// would have. Switched off: an open or half-open breaker closes.
-    pub(super) fn configure(
-        &mut self,
-        target: DialTarget,
-        settings: Arc<BreakerSettings>,
-        step: &mut Step<'_>,
-    ) {
+    pub(super) fn configure(&mut self, settings: Arc<BreakerSettings>, step: &mut Step<'_>) {
         let old = std::mem::replace(&mut self.settings, settings);
-        self.target = target;
         // Growth is kept within the new bounds; without growth the new base applies.
         self.cooldown = if self.cooldown <= old.cooldown {
             self.settings.cooldown
@@ -431,12 +434,12 @@ impl Breaker {
     fn start_round(&mut self, now: Nanos) {
         self.used = 0;
         self.round_since = now;
-        self.lease_since = None;
+        self.lease_since = Nanos::MAX;
         self.until = self.idle_end() + self.lease().times(ROUND_LEASES);
     }
 
     fn slot_taken(&mut self, now: Nanos) {
-        self.lease_since.get_or_insert(now);
+        self.lease_since = self.lease_since.min(now);
         self.heard = now;
     }
 
@@ -456,9 +459,10 @@ impl Breaker {
     /// Never after `until`, even if the lease was changed meanwhile: the verdict would run out.
     fn round_end(&self) -> Nanos {
         let lease = self.lease();
-        let end = match self.lease_since {
-            None => self.idle_end(),
-            Some(first) => (self.heard + lease).min(first + lease.times(ROUND_LEASES)),
+        let end = if self.lease_since == Nanos::MAX {
+            self.idle_end()
+        } else {
+            (self.heard + lease).min(self.lease_since + lease.times(ROUND_LEASES))
         };
         end.min(self.until)
     }
@@ -476,12 +480,12 @@ impl Breaker {
     /// time decides.
     fn empty_windows(&mut self, last_seqs: Option<[u64; 2]>, now: Nanos) {
         self.note_seqs(last_seqs.unwrap_or_default());
-        let at = if last_seqs.is_some() {
+        self.floor_at = if last_seqs.is_some() {
             Nanos::ZERO
         } else {
             now
         };
-        self.floors = self.last_seqs.map(|seq| Floor { seq, at });
+        self.floor_seqs = self.last_seqs;
         self.heard = now;
     }
 

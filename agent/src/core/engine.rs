@@ -21,8 +21,9 @@ const MAX_DUE_PER_CALL: usize = 512;
 
 /// The breakers of a node.
 pub struct Engine {
-    /// By index: an index has one owner at a time.
-    breakers: HashMap<u32, Slot>,
+    /// By index: an index has one owner at a time. Boxed, because a hash map keeps up to half of its
+    /// places empty.
+    breakers: HashMap<u32, Box<Slot>>,
     /// One entry per breaker, at its deadline or before.
     timers: BTreeSet<(Nanos, u32)>,
     redial: Redial,
@@ -35,12 +36,15 @@ pub struct Engine {
 
 struct Slot {
     incarnation: u32,
+    /// Whether it waits for its target in `redial`.
+    waits: bool,
     breaker: Breaker,
-    /// Its entry in `timers`.
-    timer: Option<Nanos>,
-    /// The target it waits for in `redial`.
-    waits_for: Option<DialTarget>,
+    /// Its entry in `timers`; [`NO_TIMER`]: it has none.
+    timer: Nanos,
 }
+
+/// No deadline is that late.
+const NO_TIMER: Nanos = Nanos::MAX;
 
 impl Engine {
     /// An engine without breakers; all jitter comes from the seed.
@@ -72,19 +76,17 @@ impl Engine {
                     return;
                 }
                 if self.contains(row) {
-                    self.step(row, out, |b, step| b.configure(target, settings, step));
+                    self.step(row, out, |b, step| b.configure(settings, step));
                     return;
                 }
                 let breaker = Breaker::new(target, settings, generation, self.now);
-                self.breakers.insert(
-                    row.index,
-                    Slot {
-                        incarnation: row.incarnation,
-                        breaker,
-                        timer: None,
-                        waits_for: None,
-                    },
-                );
+                let slot = Slot {
+                    incarnation: row.incarnation,
+                    waits: false,
+                    breaker,
+                    timer: NO_TIMER,
+                };
+                self.breakers.insert(row.index, Box::new(slot));
                 self.settle(row.index);
             }
             Event::Calls {
@@ -172,9 +174,9 @@ impl Engine {
     /// A row's breaker, or `None` when it has none in memory and is therefore closed.
     pub fn view(&self, row: RowId, now: Nanos) -> Option<BreakerView> {
         let slot = self.slot(row)?;
-        let next_redial_at = slot
-            .waits_for
-            .and_then(|target| self.redial.next_dial(target))
+        let next_redial_at = (slot.waits)
+            .then(|| self.redial.next_dial(slot.breaker.target()))
+            .flatten()
             .map(|at| at.max(now));
         Some(slot.breaker.view(next_redial_at))
     }
@@ -206,6 +208,7 @@ impl Engine {
     fn slot(&self, row: RowId) -> Option<&Slot> {
         self.breakers
             .get(&row.index)
+            .map(AsRef::as_ref)
             .filter(|slot| slot.incarnation == row.incarnation)
     }
 
@@ -287,7 +290,7 @@ impl Engine {
         {
             self.timers.pop_first();
             if let Some(slot) = self.breakers.get_mut(&index) {
-                slot.timer = None;
+                slot.timer = NO_TIMER;
                 due.push(index);
             }
         }
@@ -310,37 +313,45 @@ impl Engine {
             return;
         };
         let b = &slot.breaker;
+        // Never has no timer.
         let due = b.deadline();
-        if slot.timer.is_none_or(|at| due < at) {
-            if let Some(at) = slot.timer {
-                self.timers.remove(&(at, index));
+        if due < slot.timer {
+            if slot.timer != NO_TIMER {
+                self.timers.remove(&(slot.timer, index));
             }
             self.timers.insert((due, index));
-            slot.timer = Some(due);
+            slot.timer = due;
         }
-        let wanted = b.wants_redial().then(|| b.target());
-        if wanted == slot.waits_for {
-            return;
-        }
-        if let Some(target) = slot.waits_for {
-            self.redial.leave(target, index);
-        }
-        if let Some(target) = wanted {
+        let wanted = b.wants_redial();
+        if wanted && !slot.waits {
             self.redial
-                .join(target, index, b.outage_since(), self.now, &mut self.rng);
+                .join(b.target(), index, b.outage_since(), self.now, &mut self.rng);
+        } else if slot.waits && !wanted {
+            self.redial.leave(b.target(), index);
         }
-        slot.waits_for = wanted;
+        slot.waits = wanted;
     }
 
     fn remove(&mut self, index: u32) {
         let Some(slot) = self.breakers.remove(&index) else {
             return;
         };
-        if let Some(at) = slot.timer {
-            self.timers.remove(&(at, index));
+        if slot.timer != NO_TIMER {
+            self.timers.remove(&(slot.timer, index));
         }
-        if let Some(target) = slot.waits_for {
-            self.redial.leave(target, index);
+        if slot.waits {
+            self.redial.leave(slot.breaker.target(), index);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What docs/COST.md says of the agent's memory rests on it.
+    #[test]
+    fn a_breaker_is_small() {
+        assert!(size_of::<Slot>() <= 216, "{}", size_of::<Slot>());
     }
 }

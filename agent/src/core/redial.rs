@@ -43,16 +43,58 @@ pub(super) struct Redial {
     full_at: Nanos,
 }
 
-/// A target that rows wait for, or that has a dial in flight.
+/// A target that rows wait for, or that has a dial in flight. Small: there may be one for each row.
 struct Schedule {
     /// Indices of the rows that wait.
-    rows: BTreeSet<u32>,
+    rows: Rows,
     /// When the outage began.
     since: Nanos,
     /// Next dial, at the earliest.
     next: Nanos,
-    /// When the dial in flight is written off.
-    write_off: Option<Nanos>,
+    /// When the dial in flight is written off; [`Nanos::MAX`]: there is none.
+    write_off: Nanos,
+}
+
+/// A set of rows, nearly always one.
+enum Rows {
+    One(u32),
+    /// None, or several.
+    #[expect(clippy::box_collection, reason = "three words less for all the others")]
+    Other(Box<BTreeSet<u32>>),
+}
+
+impl Rows {
+    fn insert(&mut self, row: u32) {
+        match self {
+            Self::Other(rows) if rows.is_empty() => *self = Self::One(row),
+            Self::Other(rows) => {
+                rows.insert(row);
+            }
+            Self::One(one) if *one == row => {}
+            Self::One(one) => *self = Self::Other(Box::new(BTreeSet::from([*one, row]))),
+        }
+    }
+
+    fn remove(&mut self, row: u32) {
+        match self {
+            Self::One(one) if *one == row => *self = Self::Other(Box::default()),
+            Self::One(_) => {}
+            Self::Other(rows) => {
+                rows.remove(&row);
+            }
+        }
+    }
+
+    fn first(&self) -> Option<u32> {
+        match self {
+            Self::One(one) => Some(*one),
+            Self::Other(rows) => rows.first().copied(),
+        }
+    }
+
+    fn is_empty(&self) -> bool {
+        self.first().is_none()
+    }
 }
 
 impl Redial {
@@ -66,10 +108,10 @@ impl Redial {
         rng: &mut SplitMix64,
     ) {
         let schedule = self.schedules.entry(target).or_insert_with(|| Schedule {
-            rows: BTreeSet::new(),
+            rows: Rows::Other(Box::default()),
             since,
             next: Nanos::MAX,
-            write_off: None,
+            write_off: Nanos::MAX,
         });
         let first = schedule.rows.is_empty();
         schedule.rows.insert(row);
@@ -78,7 +120,7 @@ impl Redial {
         }
         schedule.since = since;
         schedule.next = now + interval(now - since, rng);
-        if schedule.write_off.is_none() {
+        if schedule.write_off == Nanos::MAX {
             self.due.insert((schedule.next, target));
         }
     }
@@ -88,10 +130,10 @@ impl Redial {
         let Some(schedule) = self.schedules.get_mut(&target) else {
             return;
         };
-        schedule.rows.remove(&row);
+        schedule.rows.remove(row);
         // With a dial in flight the schedule stays until its end, so that rows that come back
         // meanwhile do not start a second one.
-        if schedule.rows.is_empty() && schedule.write_off.is_none() {
+        if schedule.rows.is_empty() && schedule.write_off == Nanos::MAX {
             self.due.remove(&(schedule.next, target));
             self.schedules.remove(&target);
         }
@@ -102,9 +144,10 @@ impl Redial {
         let Some(schedule) = self.schedules.get_mut(&target) else {
             return;
         };
-        let Some(write_off) = schedule.write_off.take() else {
+        let write_off = std::mem::replace(&mut schedule.write_off, Nanos::MAX);
+        if write_off == Nanos::MAX {
             return;
-        };
+        }
         self.in_flight.remove(&(write_off, target));
         if schedule.rows.is_empty() {
             self.schedules.remove(&target);
@@ -115,14 +158,16 @@ impl Redial {
 
     /// Appends the rows that wait for a target, in ascending order.
     pub(super) fn rows(&self, target: DialTarget, out: &mut Vec<u32>) {
-        if let Some(schedule) = self.schedules.get(&target) {
-            out.extend(&schedule.rows);
+        match self.schedules.get(&target).map(|schedule| &schedule.rows) {
+            Some(Rows::One(one)) => out.push(*one),
+            Some(Rows::Other(rows)) => out.extend(rows.iter()),
+            None => {}
         }
     }
 
     /// One of the rows that wait for a target.
     pub(super) fn a_row(&self, target: DialTarget) -> Option<u32> {
-        self.schedules.get(&target)?.rows.first().copied()
+        self.schedules.get(&target)?.rows.first()
     }
 
     /// Writes off what never reported and dials what is due, as far as the limit allows; at most
@@ -151,9 +196,9 @@ impl Redial {
             let Some(schedule) = self.schedules.get_mut(&target) else {
                 continue;
             };
-            let write_off = now + DIAL_WRITE_OFF;
+            let write_off = (now + DIAL_WRITE_OFF).min(Nanos(u64::MAX - 1));
             schedule.next = now + interval(now - schedule.since, rng);
-            schedule.write_off = Some(write_off);
+            schedule.write_off = write_off;
             self.in_flight.insert((write_off, target));
             self.full_at = self.full_at.max(now) + DIAL_COST;
             out.push(Action::Dial { target });

@@ -1,34 +1,42 @@
-//! Latencies of the last five minutes, from the kernel's cumulative histograms.
+//! Latencies of the last minute and the last five, from the kernel's cumulative histograms.
 //!
-//! Every half minute the difference to the last look is put aside, as a list of the buckets that
-//! changed: a destination with steady latencies costs some hundred bytes a slice.
+//! Every ten seconds what has grown since the last look is put aside as a slice, and six slices
+//! become one of a minute. So "the last minute" is 60 to 70 seconds and "the last five minutes" 300
+//! to 360. A destination without traffic has no place in a slice.
+//!
+//! Memory is bounded by [`MOST_BYTES`]: where the slices of all rows take more, the oldest go first,
+//! and the five minutes of that time are shorter.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::VecDeque;
 
-use agent_common::histogram::{BUCKETS, Histogram, lower_bound};
+use agent_common::histogram::{BUCKETS, Histogram};
 
+use super::buckets::{self, Counts};
 use crate::{
     control::api::Latency,
     core::{Nanos, RowId},
 };
 
 /// Length of a slice.
-pub const SLICE: Nanos = Nanos::from_secs(30);
-/// Slices that make five minutes.
-const SLICES: usize = 10;
+pub const SLICE: Nanos = Nanos::from_secs(10);
+/// Slices that make a minute.
+const MINUTE: usize = 6;
+/// Minutes kept.
+const MINUTES: usize = 5;
+/// Most memory of the slices, without the look that the next one is compared with.
+const MOST_BYTES: usize = 3 << 20;
 
-struct Past {
-    /// The histogram at the end of the last slice.
-    last: Box<[u32; BUCKETS]>,
-    /// Buckets and how much they grew, one list a slice, oldest first.
-    slices: VecDeque<Vec<(u16, u32)>>,
-}
-
-/// The past of each row that has a histogram.
+/// The past of each row that has a histogram of one kind.
 #[derive(Default)]
 pub struct Latencies {
-    rows: HashMap<RowId, Past>,
-    /// Buckets filled by the agent's own self-tests and the like are never asked for.
+    /// All histograms at the last look.
+    last: Pieces,
+    /// What had grown at each look, oldest first.
+    slices: VecDeque<Pieces>,
+    /// Slices that are in no minute yet.
+    fresh: usize,
+    /// Whole minutes, oldest first.
+    minutes: VecDeque<Pieces>,
     since: Option<Nanos>,
 }
 
@@ -39,141 +47,243 @@ impl Latencies {
             .is_none_or(|since| now.0.saturating_sub(since.0) >= SLICE.0)
     }
 
-    /// Ends a slice. `rows` are all rows with a histogram; the past of others is dropped.
+    /// Ends a slice. `rows` are all rows with a histogram, in the order of their indexes.
     pub fn slice(&mut self, now: Nanos, rows: impl Iterator<Item = (RowId, Histogram)>) {
         self.since = Some(now);
-        let mut old = std::mem::take(&mut self.rows);
+        let (mut last, mut slice) = (Pieces::default(), Pieces::default());
         for (row, histogram) in rows {
-            let mut past = old.remove(&row).unwrap_or_else(|| Past {
-                last: Box::new([0; BUCKETS]),
-                slices: VecDeque::new(),
-            });
-            let grown = difference(&past.last, &histogram.counts).collect();
-            *past.last = histogram.counts;
-            past.slices.push_back(grown);
-            if past.slices.len() > SLICES {
-                past.slices.pop_front();
+            let mut before = [0; BUCKETS];
+            self.last.add(row, &mut before);
+            last.push(row, &histogram.counts);
+            slice.push(row, &buckets::grown(&histogram.counts, &before));
+        }
+        last.fit();
+        slice.fit();
+        self.last = last;
+        self.slices.push_back(slice);
+        self.fresh += 1;
+        if self.fresh == MINUTE {
+            self.fresh = 0;
+            let whole = self.slices.iter().rev().take(MINUTE).collect::<Vec<_>>();
+            self.minutes.push_back(Pieces::merged(&whole));
+        }
+        while self.slices.len() > MINUTE {
+            self.slices.pop_front();
+        }
+        while self.minutes.len() > MINUTES {
+            self.minutes.pop_front();
+        }
+        while self.bytes() > MOST_BYTES {
+            if self.minutes.pop_front().is_none() && self.slices.pop_front().is_none() {
+                break;
             }
-            self.rows.insert(row, past);
+            self.fresh = self.fresh.min(self.slices.len());
         }
     }
 
-    /// The last five minutes of a row up to now. `longest` is the longest ever, us.
-    pub fn of(&self, row: RowId, histogram: Option<&Histogram>, longest: u64) -> Latency {
-        let mut counts = [0_u64; BUCKETS];
-        if let Some(past) = self.rows.get(&row) {
-            for (bucket, count) in past.slices.iter().flatten() {
-                counts[usize::from(*bucket)] += u64::from(*count);
-            }
+    /// The last minute of a row, up to now. `longest` is the longest ever, us.
+    pub fn last_minute(&self, row: RowId, histogram: Option<&Histogram>, longest: u64) -> Latency {
+        self.since(row, histogram, longest, self.slices.iter())
+    }
+
+    /// The last five minutes of a row, up to now. `longest` is the longest ever, us.
+    pub fn five_minutes(&self, row: RowId, histogram: Option<&Histogram>, longest: u64) -> Latency {
+        let fresh = self.slices.iter().rev().take(self.fresh);
+        self.since(row, histogram, longest, self.minutes.iter().chain(fresh))
+    }
+
+    fn since<'a>(
+        &'a self,
+        row: RowId,
+        histogram: Option<&Histogram>,
+        longest: u64,
+        slices: impl Iterator<Item = &'a Pieces>,
+    ) -> Latency {
+        let Some(Histogram { counts: all }) = histogram else {
+            return Latency::default();
+        };
+        let mut before = [0; BUCKETS];
+        self.last.add(row, &mut before);
+        let mut counts = buckets::grown(all, &before);
+        for slice in slices {
+            slice.add(row, &mut counts);
         }
-        if let Some(histogram) = histogram {
-            let none = [0; BUCKETS];
-            let last = self.rows.get(&row).map_or(&none, |past| &past.last);
-            for (bucket, count) in difference(last, &histogram.counts) {
-                counts[usize::from(bucket)] += u64::from(count);
-            }
-        }
-        summary(&counts, longest)
+        buckets::summary(&counts, all, longest)
+    }
+
+    /// Memory of the slices.
+    fn bytes(&self) -> usize {
+        let all = self.slices.iter().chain(&self.minutes);
+        all.map(Pieces::bytes).sum()
     }
 }
 
-fn difference<'a>(
-    before: &'a [u32; BUCKETS],
-    now: &'a [u32; BUCKETS],
-) -> impl Iterator<Item = (u16, u32)> + 'a {
-    (0_u16..)
-        .zip(before.iter().zip(now))
-        .filter_map(|(bucket, (before, now))| {
-            // Counts wrap at 2^32.
-            let grown = now.wrapping_sub(*before);
-            (grown != 0).then_some((bucket, grown))
-        })
+/// Bucket counts of many rows in two pieces of memory.
+#[derive(Default)]
+struct Pieces {
+    /// Rows in ascending order, and where their bytes end.
+    rows: Vec<(RowId, u32)>,
+    /// See [`buckets::write`].
+    bytes: Vec<u8>,
 }
 
-/// Percentiles from bucket counts: the middle of the bucket, within 3.2 % of the true value.
-fn summary(counts: &[u64; BUCKETS], longest: u64) -> Latency {
-    let count: u64 = counts.iter().sum();
-    if count == 0 {
-        return Latency::default();
-    }
-    let percentile = |share_1000: u64| {
-        let wanted = (count * share_1000).div_ceil(1000).max(1);
-        let mut seen = 0;
-        for (bucket, n) in counts.iter().enumerate() {
-            seen += n;
-            if seen >= wanted {
-                return (lower_bound(bucket) + (lower_bound(bucket + 1) - 1)) / 2;
-            }
+impl Pieces {
+    /// Appends a row, which must come after those that are there; one without counts is left out.
+    fn push(&mut self, row: RowId, counts: &Counts) {
+        let before = self.bytes.len();
+        buckets::write(counts, &mut self.bytes);
+        if self.bytes.len() > before {
+            self.rows.push((row, self.bytes.len() as u32));
         }
-        longest
-    };
-    let highest = counts.iter().rposition(|n| *n > 0).unwrap_or(0);
-    let max = longest.clamp(lower_bound(highest), lower_bound(highest + 1) - 1);
-    Latency {
-        count,
-        p50: Some(percentile(500).min(max)),
-        p90: Some(percentile(900).min(max)),
-        p99: Some(percentile(990).min(max)),
-        p999: Some(percentile(999).min(max)),
-        max,
+    }
+
+    /// Adds a row's counts.
+    fn add(&self, row: RowId, to: &mut Counts) {
+        if let Ok(at) = self.rows.binary_search_by_key(&row, |(row, _)| *row) {
+            let begin = at.checked_sub(1).map_or(0, |before| self.rows[before].1);
+            buckets::add(&self.bytes[begin as usize..self.rows[at].1 as usize], to);
+        }
+    }
+
+    fn merged(all: &[&Self]) -> Self {
+        let rows = all.iter().flat_map(|pieces| &pieces.rows);
+        let mut rows: Vec<RowId> = rows.map(|(row, _)| *row).collect();
+        rows.sort_unstable();
+        rows.dedup();
+        let mut merged = Self::default();
+        for row in rows {
+            let mut counts = [0; BUCKETS];
+            for pieces in all {
+                pieces.add(row, &mut counts);
+            }
+            merged.push(row, &counts);
+        }
+        merged.fit();
+        merged
+    }
+
+    fn fit(&mut self) {
+        self.rows.shrink_to_fit();
+        self.bytes.shrink_to_fit();
+    }
+
+    fn bytes(&self) -> usize {
+        self.rows.len() * size_of::<(RowId, u32)>() + self.bytes.len()
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use agent_common::histogram::bucket;
+    use super::{super::buckets::tests::histogram, *};
 
-    use super::*;
+    const ROW: RowId = row(1);
 
-    const ROW: RowId = RowId {
-        index: 1,
-        incarnation: 0,
-    };
+    const fn row(index: u32) -> RowId {
+        RowId {
+            index,
+            incarnation: 0,
+        }
+    }
 
-    fn histogram(values: &[(u64, u32)]) -> Histogram {
-        let mut histogram = Histogram {
-            counts: [0; BUCKETS],
+    /// Latencies, the values counted so far, and the time in slices.
+    #[derive(Default)]
+    struct Scene {
+        latencies: Latencies,
+        values: Vec<u64>,
+        slices: u64,
+    }
+
+    impl Scene {
+        fn pass(&mut self, slices: u64) {
+            for _ in 0..slices {
+                let now = Nanos(self.slices * SLICE.0);
+                assert!(self.latencies.is_due(now));
+                let rows = std::iter::once((ROW, histogram(&self.values)));
+                self.latencies.slice(now, rows);
+                assert!(!self.latencies.is_due(now + Nanos(1)));
+                self.slices += 1;
+            }
+        }
+
+        fn counts(&self) -> (u64, u64) {
+            let histogram = histogram(&self.values);
+            let of = (ROW, Some(&histogram), 50_000);
+            let minute = self.latencies.last_minute(of.0, of.1, of.2);
+            let five = self.latencies.five_minutes(of.0, of.1, of.2);
+            (minute.count, five.count)
+        }
+    }
+
+    #[test]
+    fn calls_of_now_count_in_both() {
+        let mut scene = Scene {
+            values: vec![100; 7],
+            ..Scene::default()
         };
-        for (us, count) in values {
-            histogram.counts[bucket(*us)] += count;
+        assert_eq!(scene.counts(), (7, 7));
+        scene.pass(1);
+        assert_eq!(scene.counts(), (7, 7));
+        scene.values.push(3);
+        assert_eq!(scene.counts(), (8, 8));
+    }
+
+    /// Whatever the second in which they began, the minute is 60 to 70 s, the five 300 to 360 s.
+    #[test]
+    fn the_past_ends() {
+        for begin in 0..12 {
+            let mut scene = Scene::default();
+            scene.pass(begin);
+            scene.values = vec![100; 7];
+            scene.pass(6);
+            assert_eq!(scene.counts(), (7, 7), "{begin}");
+            scene.pass(1);
+            assert_eq!(scene.counts(), (0, 7), "{begin}");
+            scene.pass(30 - 7);
+            assert_eq!(scene.counts(), (0, 7), "{begin}");
+            scene.pass(7);
+            assert_eq!(scene.counts(), (0, 0), "{begin}");
+            scene.values.push(5);
+            assert_eq!(scene.counts(), (1, 1), "{begin}");
         }
-        histogram
     }
 
     #[test]
-    fn percentiles_are_close() {
-        let values: Vec<(u64, u32)> = (1..=1000).map(|i| (i * 10, 1)).collect();
-        let latency = Latencies::default().of(ROW, Some(&histogram(&values)), 10_000);
-        assert_eq!((latency.count, latency.max), (1000, 10_000));
-        for (found, wanted) in [
-            (latency.p50, 5000.0),
-            (latency.p90, 9000.0),
-            (latency.p99, 9900.0),
-        ] {
-            let found = found.unwrap() as f64;
-            assert!((found - wanted).abs() <= wanted * 0.033, "{found} {wanted}");
-        }
+    fn a_row_of_another_owner_has_no_past() {
+        let mut scene = Scene {
+            values: vec![100; 7],
+            ..Scene::default()
+        };
+        scene.pass(2);
+        let other = RowId {
+            incarnation: 1,
+            ..ROW
+        };
+        let fresh = histogram(&[1, 2]);
+        let five = scene.latencies.five_minutes(other, Some(&fresh), 2);
+        assert_eq!((five.count, five.max), (2, 2));
+        let none = scene.latencies.five_minutes(ROW, None, 0);
+        assert_eq!(none, Latency::default());
     }
 
+    /// A thousand rows with a call in each bucket in every slice: worse than 4,096 real ones.
     #[test]
-    fn nothing_measured() {
-        assert_eq!(Latencies::default().of(ROW, None, 0), Latency::default());
-    }
-
-    #[test]
-    fn the_past_ends_after_five_minutes() {
+    fn memory_is_bounded() {
         let mut latencies = Latencies::default();
-        let old = histogram(&[(100, 7)]);
-        let both = histogram(&[(100, 7), (50_000, 3)]);
-        latencies.slice(Nanos(0), std::iter::once((ROW, old)));
-        assert!(!latencies.is_due(Nanos(1)) && latencies.is_due(SLICE));
-        assert_eq!(latencies.of(ROW, Some(&both), 50_000).count, 10);
-        for i in 1..=SLICES as u64 {
-            latencies.slice(Nanos(i), std::iter::once((ROW, both)));
+        let most = latencies.bytes();
+        assert_eq!(most, 0);
+        for slice in 1..=10_u32 {
+            let rows = (1..=1024).map(|index| {
+                let counts = [slice; BUCKETS];
+                (row(index), Histogram { counts })
+            });
+            latencies.slice(Nanos(u64::from(slice) * SLICE.0), rows);
+            assert!(latencies.bytes() <= MOST_BYTES);
         }
-        let latency = latencies.of(ROW, Some(&both), 50_000);
-        assert_eq!((latency.count, latency.max), (3, 50_000));
-        latencies.slice(Nanos(99), std::iter::empty());
-        assert_eq!(latencies.of(ROW, None, 0).count, 0);
+        // What remains is right: a minute that is shorter.
+        let all = Histogram {
+            counts: [10; BUCKETS],
+        };
+        let minute = latencies.last_minute(ROW, Some(&all), 1 << 26);
+        assert_eq!(minute.count % BUCKETS as u64, 0);
     }
 }

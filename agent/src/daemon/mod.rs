@@ -5,6 +5,7 @@
 
 pub mod adopt;
 mod backend;
+pub mod buckets;
 pub mod canary;
 pub mod dialer;
 pub mod evict;

@@ -26,6 +26,8 @@ pub struct Ticks {
     pub tick_ns: u64,
     /// See [`crate::kernel::clock::syn_repeats_are_linear`].
     pub syn_linear: bool,
+    /// Calls that the windows hold, since the start.
+    pub window_calls: u32,
 }
 
 /// A configuration and everything derived from it. Policies have the index that
@@ -57,7 +59,7 @@ impl Plan {
             .collect();
         let breakers = policies
             .iter()
-            .map(|policy| Arc::new(breaker_settings(policy)))
+            .map(|policy| Arc::new(breaker_settings(policy, ticks)))
             .collect();
         let waits = policies.iter().map(|policy| wait_limits(policy)).collect();
         let names = policies
@@ -152,12 +154,25 @@ fn wait_limits(policy: &Policy) -> WaitLimits {
     }
 }
 
-fn breaker_settings(policy: &Policy) -> BreakerSettings {
+/// Calls that windows must hold so that every policy can be judged.
+pub fn window_calls(config: &Config) -> u32 {
+    let policies = std::iter::once(&config.defaults).chain(&config.policies);
+    let wanted = policies.map(|policy| {
+        let breaker = &policy.breaker;
+        let run = breaker.consecutive_failures.unwrap_or(0);
+        breaker.window.max(breaker.min_calls).max(run)
+    });
+    let wanted = wanted.max().unwrap_or(0);
+    agent_common::window::blocks_for(wanted) * agent_common::window::BLOCK as u32
+}
+
+fn breaker_settings(policy: &Policy, ticks: Ticks) -> BreakerSettings {
     let breaker = &policy.breaker;
     BreakerSettings {
         enabled: breaker.enabled,
         failure_rate: breaker.failure_rate,
-        window: breaker.window,
+        // Shorter only where a reload asked for more than was set up at the start.
+        window: breaker.window.min(ticks.window_calls),
         window_age: nanos(breaker.window_age),
         min_calls: breaker.min_calls,
         consecutive_failures: breaker.consecutive_failures.unwrap_or(0),

@@ -350,7 +350,7 @@ impl Worker {
 
     fn calls(&mut self, row: RowId, kind: WindowKind) {
         let (last_seq, _) = self.table.calls(row.index, kind);
-        let Some(window) = self.table.window(row.index, kind) else {
+        let Some(window) = self.table.window(row.index, kind, last_seq) else {
             return;
         };
         self.engine.handle(

@@ -15,7 +15,7 @@ use tokio::sync::oneshot;
 use super::{
     backend::Request,
     node::{Node, Standing},
-    plan::Plan,
+    plan::{Plan, window_calls},
     reactor::{Command, Order},
     scrape, settle,
     view::{Viewer, Views},
@@ -328,6 +328,13 @@ impl Node {
             warnings.push(
                 "agent.max_destinations and agent.ring_bytes change only with a restart".to_owned(),
             );
+        }
+        let (wanted, held) = (window_calls(&config), self.ticks.window_calls);
+        if wanted > held {
+            warnings.push(format!(
+                "windows hold {held} calls since the start of the agent: a breaker.window, \
+                 min_calls or consecutive_failures of more takes effect with a restart"
+            ));
         }
         let changes = policy::diff(&self.plan.config, &config);
         let plan = Arc::new(Plan::new(config, self.ticks));

@@ -26,7 +26,7 @@ use super::{
     memory,
     node::{Node, Source},
     pause::Pause,
-    plan::{Plan, Ticks},
+    plan::{Plan, Ticks, window_calls},
     priority,
     reactor::{HEARTBEAT_MAX_AGE, Reactor},
     waiting::Waiting,
@@ -148,10 +148,12 @@ async fn serve(
     let ticks = Ticks {
         tick_ns: clock::tick_ns(),
         syn_linear: clock::syn_repeats_are_linear(),
+        window_calls: window_calls(&config),
     };
     let (mut kernel, ring) = Kernel::load(LoadOptions {
         max_destinations: config.agent.max_destinations,
         ring_bytes: config.agent.ring_bytes,
+        window_calls: ticks.window_calls,
         histograms: HISTOGRAMS.min(config.agent.max_destinations),
         policies: MAX_POLICIES as u32 + 1,
     })?;

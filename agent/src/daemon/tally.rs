@@ -1,7 +1,7 @@
 //! What is counted or remembered per row only to be shown: transitions, and the runs of calls
 //! between failures (`events --all`).
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 
 use agent_common::{
     OTHER_ROW, Row as KernelRow,
@@ -10,10 +10,12 @@ use agent_common::{
         OUTCOME_GAVE_UP, OUTCOME_HUNG, OUTCOME_READ_TIMEOUT, OUTCOME_REFUSED, OUTCOME_RESET,
         OUTCOME_SLOW, OUTCOME_STALL, OUTCOME_STATUS, OUTCOME_UNREACHABLE, OUTCOME_WRITE_TIMEOUT,
     },
-    window::{Call, decode, slot},
+    histogram::BUCKETS,
+    window::{Call, decode},
 };
 
 use super::{
+    buckets,
     journal::{Journal, WallClock},
     view,
 };
@@ -29,6 +31,9 @@ const CALLS_EVERY: Nanos = Nanos::from_secs(1);
 /// Runs written down at a time; the others go on and are written down later.
 const RUNS_AT_A_TIME: usize = 1000;
 
+/// Where the transitions of a row begin.
+const FIRST: (State, ReasonKind) = (State::ALL[0], ReasonKind::ALL[0]);
+
 /// Whom an event is about.
 pub struct Subject {
     /// Address and port.
@@ -42,9 +47,13 @@ pub struct Subject {
 /// See the module.
 #[derive(Default)]
 pub struct Tally {
-    transitions: HashMap<RowId, Vec<Transition>>,
+    /// How often; a tree, because it keeps a few bytes together for each row.
+    transitions: BTreeMap<(RowId, State, State, ReasonKind), u64>,
     /// Numbers of the last calls that were written down (connects, exchanges), by index of the row.
     written: Vec<[u64; 2]>,
+    /// Histograms (connects, exchanges) as they were then ([`buckets::write`]), of rows that have
+    /// some.
+    measured: [HashMap<RowId, Box<[u8]>>; 2],
     last: Option<Nanos>,
     /// Row at which the next look at all rows begins: where the last one had enough.
     next: u32,
@@ -57,24 +66,20 @@ pub struct Tally {
 impl Tally {
     /// Counts a change of state.
     pub fn transition(&mut self, row: RowId, from: State, to: State, reason: ReasonKind) {
-        let all = self.transitions.entry(row).or_default();
-        match all
-            .iter_mut()
-            .find(|t| (t.from, t.to, t.reason) == (from, to, reason))
-        {
-            Some(transition) => transition.count += 1,
-            None => all.push(Transition {
-                from,
-                to,
-                reason,
-                count: 1,
-            }),
-        }
+        *self.transitions.entry((row, from, to, reason)).or_default() += 1;
     }
 
     /// The changes of state of a row.
     pub fn transitions(&self, row: RowId) -> Vec<Transition> {
-        self.transitions.get(&row).cloned().unwrap_or_default()
+        let all = self.transitions.range((row, FIRST.0, FIRST.0, FIRST.1)..);
+        all.take_while(|((of, ..), _)| *of == row)
+            .map(|(&(_, from, to, reason), &count)| Transition {
+                from,
+                to,
+                reason,
+                count,
+            })
+            .collect()
     }
 
     /// Counts a reload.
@@ -88,8 +93,16 @@ impl Tally {
 
     /// Forgets a row.
     pub fn forget(&mut self, row: RowId) {
-        self.transitions.remove(&row);
+        for Transition {
+            from, to, reason, ..
+        } in self.transitions(row)
+        {
+            self.transitions.remove(&(row, from, to, reason));
+        }
         self.set_written(row.index, [0; 2]);
+        for measured in &mut self.measured {
+            measured.remove(&row);
+        }
     }
 
     /// Writes a failure down, after the good calls before it.
@@ -220,13 +233,13 @@ impl Tally {
     }
 
     /// Writes down the good ones among the calls `from` to `to`: failures have lines of their own,
-    /// before or after this one.
+    /// before or after this one. Where failures are among them, every line has the latencies of all.
     #[expect(
         clippy::too_many_arguments,
         reason = "all of them are needed for one line"
     )]
     fn run(
-        &self,
+        &mut self,
         journal: &Journal,
         table: &Table,
         row: RowId,
@@ -237,6 +250,7 @@ impl Tally {
         subject: &Subject,
     ) {
         let at = |seq| call(table, row, kind, seq, now).map_or(now, |call| Nanos(call.at_ns));
+        let latency = self.latency(table, row, kind);
         let mut begin = from;
         while begin <= to {
             // Older calls than the window holds cannot be told apart any more: one run.
@@ -255,12 +269,44 @@ impl Tally {
                         to_seq: end,
                         first_time: clock.at(at(begin)),
                         last_time: clock.at(at(end)),
-                        latency_us: CallsLatency::default(),
+                        latency_us: latency.clone(),
                         slow: 0,
                     },
                 );
             }
             begin = end + 2;
+        }
+    }
+
+    /// Latencies of the calls that ended since the last time that some of the row were written down:
+    /// null where none was measured.
+    fn latency(&mut self, table: &Table, row: RowId, kind: WindowKind) -> CallsLatency {
+        let Some(kernel) = table.owned(row) else {
+            return CallsLatency::default();
+        };
+        let (slot, longest) = match kind {
+            WindowKind::Exchanges => (kernel.response_histogram, kernel.response_latency_max_us),
+            WindowKind::Connects | WindowKind::None => {
+                (kernel.histogram, kernel.connect_latency_max_us)
+            }
+        };
+        let Some(histogram) = table.histogram(slot) else {
+            return CallsLatency::default();
+        };
+        let measured = &mut self.measured[place(kind)];
+        let mut before = [0; BUCKETS];
+        if let Some(bytes) = measured.get(&row) {
+            buckets::add(bytes, &mut before);
+        }
+        let mut bytes = Vec::new();
+        buckets::write(&histogram.counts, &mut bytes);
+        measured.insert(row, bytes.into_boxed_slice());
+        let grown = buckets::grown(&histogram.counts, &before);
+        let latency = buckets::summary(&grown, &histogram.counts, longest);
+        CallsLatency {
+            p50: latency.p50,
+            p99: latency.p99,
+            max: (latency.count > 0).then_some(latency.max),
         }
     }
 }
@@ -270,7 +316,7 @@ fn call(table: &Table, row: RowId, kind: WindowKind, seq: u64, now: Nanos) -> Op
     if seq == 0 {
         return None;
     }
-    decode(table.window_entry(row.index, kind, slot(seq))?, seq, now.0)
+    decode(table.window_entry(row.index, kind, seq)?, seq, now.0)
 }
 
 fn outcome(outcome: u32) -> &'static str {

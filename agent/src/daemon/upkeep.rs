@@ -48,18 +48,15 @@ impl Node {
             tracing::error!("giving up rows failed: {error:#}");
         }
         if self.latencies.is_due(now) {
-            let rows: Vec<_> = self
-                .table
+            let table = &self.table;
+            let connects = table
                 .used()
-                .filter_map(|(id, row)| Some((id, self.table.histogram(row.histogram)?)))
-                .collect();
-            self.latencies.slice(now, rows.into_iter());
-            let rows: Vec<_> = self
-                .table
+                .filter_map(|(id, row)| Some((id, table.histogram(row.histogram)?)));
+            self.latencies.slice(now, connects);
+            let responses = table
                 .used()
-                .filter_map(|(id, row)| Some((id, self.table.histogram(row.response_histogram)?)))
-                .collect();
-            self.responses.slice(now, rows.into_iter());
+                .filter_map(|(id, row)| Some((id, table.histogram(row.response_histogram)?)));
+            self.responses.slice(now, responses);
             let used: HashSet<u64> = self
                 .table
                 .used()
@@ -95,7 +92,7 @@ impl Node {
             }
             let usual = |latencies: &Latencies, histogram: u32, longest: u64| {
                 let histogram = self.table.histogram(histogram);
-                let p99 = latencies.of(id, histogram.as_ref(), longest).p99;
+                let p99 = latencies.five_minutes(id, histogram.as_ref(), longest).p99;
                 let ms = u32::try_from(p99.unwrap_or(0) * 3 / 1000).unwrap_or(u32::MAX);
                 base.max(ms)
             };

@@ -34,9 +34,9 @@ pub struct Viewer<'a> {
     pub plan: &'a Plan,
     /// Breakers that are in memory.
     pub views: &'a Views,
-    /// The last five minutes of connects.
+    /// The past of connects' latencies.
     pub latencies: &'a Latencies,
-    /// The last five minutes of responses.
+    /// The past of responses' latencies.
     pub responses: &'a Latencies,
     /// Rows that nobody is to see.
     pub hidden: HashSet<u64>,
@@ -65,6 +65,7 @@ impl Viewer<'_> {
         let until = |at: Nanos| at.0.saturating_sub(self.now.0) / agent_common::NANOS_PER_MS;
         let since = view.map_or(row.created_ns, |view| view.since.0);
         let policy = row.settings.policy;
+        let (minute, five_minutes) = self.latency(id, row);
         api::Row {
             destination: destination(id, row),
             workload: workload(id, row, names),
@@ -119,12 +120,10 @@ impl Viewer<'_> {
             would_timeout: row.would_timeout,
             hung_recovered: row.hung_recovered,
             retry: Retry::default(),
-            connect_latency_us: self.latency(id, row),
-            response_latency_us: self.responses.of(
-                id,
-                self.table.histogram(row.response_histogram).as_ref(),
-                row.response_latency_max_us,
-            ),
+            connect_latency_us: five_minutes.0,
+            response_latency_us: five_minutes.1,
+            connect_latency_1m_us: minute.0,
+            response_latency_1m_us: minute.1,
             timeouts_ms: self.timeouts(row),
         }
     }
@@ -146,11 +145,26 @@ impl Viewer<'_> {
         }
     }
 
-    /// Latencies of connects over the last five minutes.
-    pub fn latency(&self, id: RowId, row: &KernelRow) -> Latency {
-        let histogram = self.table.histogram(row.histogram);
-        self.latencies
-            .of(id, histogram.as_ref(), row.connect_latency_max_us)
+    /// Latencies of connects and responses over the last minute, and over the last five.
+    fn latency(&self, id: RowId, row: &KernelRow) -> ((Latency, Latency), (Latency, Latency)) {
+        let connects = self.table.histogram(row.histogram);
+        let responses = self.table.histogram(row.response_histogram);
+        let connects = (id, connects.as_ref(), row.connect_latency_max_us);
+        let responses = (id, responses.as_ref(), row.response_latency_max_us);
+        let minute =
+            |of: &Latencies, (id, histogram, longest)| of.last_minute(id, histogram, longest);
+        let five =
+            |of: &Latencies, (id, histogram, longest)| of.five_minutes(id, histogram, longest);
+        (
+            (
+                minute(self.latencies, connects),
+                minute(self.responses, responses),
+            ),
+            (
+                five(self.latencies, connects),
+                five(self.responses, responses),
+            ),
+        )
     }
 
     /// A window as the row's breaker judges it.
@@ -173,7 +187,7 @@ impl Viewer<'_> {
             bytemuck::Zeroable::zeroed()
         } else {
             self.table
-                .window(id.index, kind)
+                .window(id.index, kind, last_seq)
                 .unwrap_or(bytemuck::Zeroable::zeroed())
         };
         let last_seq = if id.index == OTHER_ROW { 0 } else { last_seq };

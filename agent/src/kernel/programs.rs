@@ -50,6 +50,8 @@ pub struct LoadOptions {
     pub max_destinations: u32,
     /// Ring buffer, bytes; a power of two and a multiple of the page size.
     pub ring_bytes: u32,
+    /// Calls that each row's windows must hold, at most [`agent_common::window::SLOTS`].
+    pub window_calls: u32,
     /// Latency histograms to lend.
     pub histograms: u32,
     /// Policies, the defaults included.
@@ -131,13 +133,17 @@ impl Kernel {
         })?;
         let (offsets, adopt_offsets) = (types.offsets(), types.adopt_offsets());
         let adopt_known = adopt_offsets.unwrap_or(AdoptOffsets::UNKNOWN);
+        let rows = options.max_destinations + 1;
+        let window_blocks = agent_common::window::blocks_for(options.window_calls);
+        let blocks = rows * window_blocks;
         let mut ebpf = EbpfLoader::new()
             .override_global("OFFSETS", bytemuck::bytes_of(&offsets), true)
             .override_global("ADOPT_OFFSETS", bytemuck::bytes_of(&adopt_known), true)
+            .override_global("WINDOW_BLOCKS", bytemuck::bytes_of(&window_blocks), true)
             .map_max_entries("KEYS", options.max_destinations)
-            .map_max_entries("ROWS", options.max_destinations + 1)
-            .map_max_entries("CONNECT_WINDOWS", options.max_destinations + 1)
-            .map_max_entries("EXCHANGE_WINDOWS", options.max_destinations + 1)
+            .map_max_entries("ROWS", rows)
+            .map_max_entries("CONNECT_WINDOWS", blocks)
+            .map_max_entries("EXCHANGE_WINDOWS", blocks)
             .map_max_entries("FREE_ROWS", options.max_destinations)
             .map_max_entries("HISTOGRAMS", options.histograms)
             .map_max_entries("FREE_HISTOGRAMS", options.histograms)
@@ -146,13 +152,13 @@ impl Kernel {
             .load(OBJECT)
             .map_err(|e| refused("object", &e))?;
 
-        let rows = options.max_destinations + 1;
         let table = Table {
             control: mapped(&mut ebpf, "CONTROL", 1)?,
             counters: mapped(&mut ebpf, "COUNTERS", 1)?,
             rows: mapped(&mut ebpf, "ROWS", rows)?,
-            windows: mapped(&mut ebpf, "CONNECT_WINDOWS", rows)?,
-            exchange_windows: mapped(&mut ebpf, "EXCHANGE_WINDOWS", rows)?,
+            windows: mapped(&mut ebpf, "CONNECT_WINDOWS", blocks)?,
+            exchange_windows: mapped(&mut ebpf, "EXCHANGE_WINDOWS", blocks)?,
+            window_blocks,
             histograms: mapped(&mut ebpf, "HISTOGRAMS", options.histograms)?,
             policies: mapped(&mut ebpf, "POLICIES", options.policies)?,
         };

@@ -8,7 +8,7 @@ use agent_common::{
     event::{OUTCOME_DEADLINE, OUTCOME_HUNG, OUTCOME_STALL, OUTCOME_WRITE_TIMEOUT},
     histogram::Histogram,
     verdict::{STATE_HALF_OPEN, pack_probe_slots},
-    window::{encode, repaired, slot},
+    window::{self, Block, encode, repaired},
 };
 
 use super::mapped::Mapped;
@@ -19,8 +19,10 @@ pub struct Table {
     pub(super) control: Mapped<Control>,
     pub(super) counters: Mapped<Counters>,
     pub(super) rows: Mapped<Row>,
-    pub(super) windows: Mapped<CallWindow>,
-    pub(super) exchange_windows: Mapped<CallWindow>,
+    pub(super) windows: Mapped<Block>,
+    pub(super) exchange_windows: Mapped<Block>,
+    /// Blocks in each window.
+    pub(super) window_blocks: u32,
     pub(super) histograms: Mapped<Histogram>,
     pub(super) policies: Mapped<Settings>,
 }
@@ -209,24 +211,40 @@ impl Table {
         unsafe { word(&raw mut (*row).probe_slots).load(Ordering::Acquire) }
     }
 
-    /// A copy of one of the row's windows.
-    pub fn window(&self, index: u32, kind: WindowKind) -> Option<CallWindow> {
-        self.windows_of(kind).read(index)
+    /// Calls that each window holds.
+    pub fn window_calls(&self) -> u32 {
+        self.window_blocks * window::BLOCK as u32
     }
 
-    /// One entry of one of the row's windows.
-    pub fn window_entry(&self, index: u32, kind: WindowKind, slot: usize) -> Option<u32> {
-        let window = self.windows_of(kind).get(index)?;
+    /// A copy of one of the row's windows: the calls up to `last_seq`.
+    pub fn window(&self, index: u32, kind: WindowKind, last_seq: u64) -> Option<CallWindow> {
+        let mut calls: CallWindow = bytemuck::Zeroable::zeroed();
+        let held = u64::from(self.window_calls());
+        for seq in last_seq.saturating_sub(held - 1).max(1)..=last_seq {
+            calls.entries[window::slot(seq)] = self.window_entry(index, kind, seq)?;
+        }
+        Some(calls)
+    }
+
+    /// What lies where call `seq` lies in one of the row's windows.
+    pub fn window_entry(&self, index: u32, kind: WindowKind, seq: u64) -> Option<u32> {
+        // SAFETY: within the mapping.
+        Some(unsafe { self.entry(index, kind, seq)?.read_volatile() })
+    }
+
+    /// Where call `seq` lies in one of the row's windows.
+    fn entry(&self, index: u32, kind: WindowKind, seq: u64) -> Option<*mut u32> {
+        let block = window::block(index, seq, self.window_blocks);
+        let block = self.windows_of(kind).get(block)?;
         // SAFETY: within the mapping, and within the entries.
-        (slot < agent_common::window::SLOTS).then(|| unsafe {
-            (&raw const (*window).entries)
+        Some(unsafe {
+            (&raw mut (*block).entries)
                 .cast::<u32>()
-                .add(slot)
-                .read_volatile()
+                .add(window::entry(seq))
         })
     }
 
-    fn windows_of(&self, kind: WindowKind) -> &Mapped<CallWindow> {
+    fn windows_of(&self, kind: WindowKind) -> &Mapped<Block> {
         match kind {
             WindowKind::Exchanges => &self.exchange_windows,
             WindowKind::Connects | WindowKind::None => &self.windows,
@@ -243,7 +261,6 @@ impl Table {
         now: Nanos,
     ) -> Option<u64> {
         let row = self.rows.get(id.index)?;
-        let window = self.windows_of(kind).get(id.index)?;
         self.owned(id)?;
         if self.verdict(id.index).generation != generation {
             return None;
@@ -253,7 +270,7 @@ impl Table {
             let (calls, failures) = calls_of(row, kind);
             let seq = word(calls).fetch_add(1, Ordering::AcqRel) + 1;
             word(failures).fetch_add(1, Ordering::AcqRel);
-            let entry = (&raw mut (*window).entries).cast::<u32>().add(slot(seq));
+            let entry = self.entry(id.index, kind, seq)?;
             half(entry).store(encode(seq, now.0, true, false), Ordering::Release);
             Some(seq)
         }
@@ -261,17 +278,15 @@ impl Table {
 
     /// Makes a success of a failed call, if it is still in the window.
     pub fn repair(&self, index: u32, kind: WindowKind, seq: u64) {
-        let Some(window) = self.windows_of(kind).get(index) else {
+        let Some(entry) = self.entry(index, kind, seq) else {
             return;
         };
         // SAFETY: within the mapping.
-        unsafe {
-            let entry = half((&raw mut (*window).entries).cast::<u32>().add(slot(seq)));
-            let before = entry.load(Ordering::Acquire);
-            if let Some(after) = repaired(before, seq, false) {
-                // Another call has taken the place: nothing to repair.
-                let _ = entry.compare_exchange(before, after, Ordering::AcqRel, Ordering::Relaxed);
-            }
+        let entry = unsafe { half(entry) };
+        let before = entry.load(Ordering::Acquire);
+        if let Some(after) = repaired(before, seq, false) {
+            // Another call has taken the place: nothing to repair.
+            let _ = entry.compare_exchange(before, after, Ordering::AcqRel, Ordering::Relaxed);
         }
     }
 
@@ -433,8 +448,11 @@ impl Table {
         let mut empty: Row = bytemuck::Zeroable::zeroed();
         empty.incarnation = row.incarnation;
         self.rows.write(index, empty);
-        self.windows.write(index, bytemuck::Zeroable::zeroed());
-        self.exchange_windows
-            .write(index, bytemuck::Zeroable::zeroed());
+        for block in 0..self.window_blocks {
+            let block = index * self.window_blocks + block;
+            self.windows.write(block, bytemuck::Zeroable::zeroed());
+            self.exchange_windows
+                .write(block, bytemuck::Zeroable::zeroed());
+        }
     }
 }

@@ -4,6 +4,7 @@ use std::{
     fs,
     io::{BufRead as _, BufReader, Read as _, Write as _},
     net::TcpStream,
+    os::unix::net::UnixStream,
     path::PathBuf,
     process::{Command, Stdio},
     time::Duration,
@@ -92,6 +93,28 @@ impl Agent {
     pub fn command(&self, arguments: &[&str]) -> Result<String> {
         let mut command = Command::new(&self.binary);
         process::output(command.arg("--socket").arg(&self.socket).args(arguments))
+    }
+
+    /// All destinations as the control socket answers them: length of the answer, bytes.
+    ///
+    /// # Errors
+    /// When they cannot be had.
+    pub fn destinations(&self) -> Result<usize> {
+        let what = || format!("ask {} for all destinations", self.socket.display());
+        let mut stream = UnixStream::connect(&self.socket).with_context(what)?;
+        let request = "GET /v1/destinations HTTP/1.1\r\nHost: agent\r\nConnection: close\r\n\r\n";
+        stream.write_all(request.as_bytes()).with_context(what)?;
+        let mut answer = Vec::new();
+        stream.read_to_end(&mut answer).with_context(what)?;
+        if !answer.starts_with(b"HTTP/1.1 200") {
+            let line = answer.split(|byte| *byte == b'\r').next();
+            bail!(
+                "{}: {:?}",
+                what(),
+                String::from_utf8_lossy(line.unwrap_or_default())
+            );
+        }
+        Ok(answer.len())
     }
 
     /// Its metrics.

@@ -89,6 +89,27 @@ pub fn memory(pid: u32) -> Result<Memory> {
     Ok(memory)
 }
 
+/// Begins a new peak of resident memory (proc(5), clear_refs).
+///
+/// # Errors
+/// When the process is gone.
+pub fn forget_peak(pid: u32) -> Result<()> {
+    let path = format!("/proc/{pid}/clear_refs");
+    fs::write(&path, "5").with_context(|| format!("write {path}"))
+}
+
+/// Most resident memory since [`forget_peak`], bytes, mapped arrays included.
+///
+/// # Errors
+/// When the process is gone.
+pub fn peak(pid: u32) -> Result<u64> {
+    let path = format!("/proc/{pid}/status");
+    let text = fs::read_to_string(&path).with_context(|| format!("read {path}"))?;
+    let line = text.lines().find_map(|line| line.strip_prefix("VmHWM:"));
+    let kb = line.and_then(|line| line.trim().trim_end_matches(" kB").parse::<u64>().ok());
+    Ok(kb.with_context(|| format!("find VmHWM in {path}"))? * 1024)
+}
+
 fn value(text: &str, name: &str) -> Option<u64> {
     text.lines().find_map(|line| {
         let (key, value) = line.split_once(':')?;

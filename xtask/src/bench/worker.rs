@@ -58,6 +58,7 @@ fn obey(line: &str) -> Result<Vec<u64>> {
         ("refused", [count, port]) => refused(*count as usize, narrow(*port)?),
         ("pace", [rate, ms, port]) => pace(*rate, *ms, narrow(*port)?),
         ("spread", [first, count, port]) => spread(*first, *count, narrow(*port)?),
+        ("unanswered", [first, count, port]) => unanswered(*first, *count, narrow(*port)?),
         ("trips", [first, count, gap_us, port]) => trips(
             *first,
             *count,
@@ -158,6 +159,25 @@ fn spread(first: u32, count: u32, port: u16) -> Result<Vec<u64>> {
         established += u64::from(made);
     }
     Ok(vec![established])
+}
+
+/// One request to each of `count` addresses, which the server resets; answers how many there were.
+fn unanswered(first: u32, count: u32, port: u16) -> Result<Vec<u64>> {
+    let mut sent = 0;
+    for number in first..first + count {
+        let socket = socket()?;
+        if connect(socket, &address(numbered(number), port)) == 0 {
+            let request = b"request";
+            let bytes = (request.as_ptr().cast(), request.len());
+            // SAFETY: the buffer is as long as is said.
+            let written = unsafe { libc::send(socket, bytes.0, bytes.1, libc::MSG_NOSIGNAL) };
+            // Closed with the request unread: a reset.
+            accept(1)?;
+            sent += u64::from(written > 0);
+        }
+        close(socket);
+    }
+    Ok(vec![sent])
 }
 
 /// Five refused connects to each of `count` addresses, with a pause after each address.

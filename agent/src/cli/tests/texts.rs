@@ -6,8 +6,8 @@ use super::super::{
     units,
 };
 use crate::control::api::{
-    Event, EventRecord, Mode, Paused, Reason, ReasonKind, Row, State, StatusEnvelope, TimeoutKind,
-    Timestamp, Window,
+    Event, EventRecord, Latency, Mode, Paused, Reason, ReasonKind, Row, State, StatusEnvelope,
+    TimeoutKind, Timestamp, Window,
     tests::{envelope, explanation, row},
 };
 
@@ -54,6 +54,14 @@ fn busy() -> StatusEnvelope {
     open.connect_latency_us.p99 = Some(35_000);
     open.connect_latency_us.p999 = Some(999_999);
     open.connect_latency_us.max = 2_000_000;
+    open.connect_latency_1m_us = Latency {
+        count: 80,
+        p50: Some(900),
+        p90: Some(1_100),
+        p99: Some(2_000),
+        p999: Some(2_000),
+        max: 2_000,
+    };
     let mut half_open = row("[2001:db8::1]:443");
     half_open.workload =
         "kubepods.slice/kubepods-burstable.slice/cri-0123456789abcdef.scope".into();
@@ -174,7 +182,8 @@ backstop 0.1.0  mode enforce  up 3h 12m  lost events 0  rows 1 (1 open, 0 half-o
   abandoned    3
   failures     30: refused 20, connect_timeout 10
   rejected     breaker 12,345
-  latency      connect p50 850us, p90 1.2ms, p99 35ms, p99.9 999ms, max 2.0s (1,180 in 5 minutes)
+  latency      connect p50 900us, p90 1.1ms, p99 2.0ms, p99.9 2.0ms, max 2.0ms (80 in the last minute)
+               connect p50 850us, p90 1.2ms, p99 35ms, p99.9 999ms, max 2.0s (1,180 in the last 5 minutes)
 ";
     assert_eq!(details(&envelope, PLAIN), expected);
 }
@@ -191,7 +200,7 @@ fn the_details_of_exchanges() {
   attempts     1: 1 established
   responses    5,432, 2 stale
   failures     6: status 6
-  latency      response p50 2.1ms, p90 1.1s, p99 1.2s, p99.9 1.3s, max 1.4s (5,000 in 5 minutes)
+  latency      response p50 2.1ms, p90 1.1s, p99 1.2s, p99.9 1.3s, max 1.4s (5,000 in the last 5 minutes)
 ";
     let text = details(&envelope, PLAIN);
     assert!(text.ends_with(expected), "{text}");

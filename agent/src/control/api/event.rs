@@ -200,7 +200,9 @@ impl Event {
     }
 }
 
-/// Latencies of a run of calls, us; `None`: not measured.
+/// Latencies counted since the row's last line of this kind, us. A call that ends while a line is
+/// written may be in it already and not in its own; `None`: none was counted, or the row has no
+/// histogram.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CallsLatency {
     /// Median.

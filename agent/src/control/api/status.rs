@@ -160,6 +160,12 @@ pub struct Row {
     pub connect_latency_us: Latency,
     /// Latency of answers over the last 5 minutes.
     pub response_latency_us: Latency,
+    /// Latency of connects over the last minute.
+    #[serde(default)]
+    pub connect_latency_1m_us: Latency,
+    /// Latency of answers over the last minute.
+    #[serde(default)]
+    pub response_latency_1m_us: Latency,
     /// The timeouts in force.
     pub timeouts_ms: TimeoutsMs,
 }

@@ -23,6 +23,8 @@ const SKELETON: &str = r#"{"version":"0.1.0","mode":"enforce","uptime_ms":1,"los
  "retry":{"retries":0,"ratio":0.0,"budget_tokens":0.0,"non_idempotent":0},
  "connect_latency_us":{"count":0,"p50":0,"p90":0,"p99":0,"p999":0,"max":0},
  "response_latency_us":{"count":0,"p50":0,"p90":0,"p99":0,"p999":0,"max":0},
+ "connect_latency_1m_us":{"count":0,"p50":0,"p90":0,"p99":0,"p999":0,"max":0},
+ "response_latency_1m_us":{"count":0,"p50":0,"p90":0,"p99":0,"p999":0,"max":0},
  "timeouts_ms":{"connect":2000,"read":null,"write":null,"deadline":null,"stall":null,"keepalive":null}}]}"#;
 
 /// A row as a destination shows itself after its first connect.
@@ -58,6 +60,8 @@ pub(crate) fn row(destination: &str) -> Row {
         retry: Retry::default(),
         connect_latency_us: Latency::default(),
         response_latency_us: Latency::default(),
+        connect_latency_1m_us: Latency::default(),
+        response_latency_1m_us: Latency::default(),
         timeouts_ms: TimeoutsMs {
             connect: Some(2000),
             ..TimeoutsMs::default()

@@ -1,0 +1,138 @@
+//! What the agent costs in memory when it is at its worst, and that histograms are lent clean.
+
+use std::{collections::HashMap, fs, net::IpAddr, time::Duration};
+
+use serde_json::Value;
+use tests::{
+    agent::Agent,
+    cgroup::TestCgroup,
+    dialer::Dialer,
+    net::{Namespace, TestNet},
+    server::Server,
+    wait,
+};
+
+const DIAL: &str = env!("CARGO_BIN_EXE_dial");
+const SOON: Duration = Duration::from_secs(30);
+const MIB: u64 = 1 << 20;
+
+/// Heap and stacks of a process, bytes.
+fn anonymous(pid: i32) -> u64 {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).expect("read its status");
+    let line = status
+        .lines()
+        .find_map(|line| line.strip_prefix("RssAnon:"));
+    let kib = line.and_then(|line| line.trim().trim_end_matches(" kB").parse::<u64>().ok());
+    kib.expect("RssAnon") * 1024
+}
+
+/// Memory of all maps that a process holds, bytes.
+fn maps(pid: i32) -> u64 {
+    let folder = fs::read_dir(format!("/proc/{pid}/fdinfo")).expect("list its descriptors");
+    let texts = folder.filter_map(|entry| fs::read_to_string(entry.ok()?.path()).ok());
+    let maps: HashMap<u64, u64> = texts
+        .filter_map(|text| {
+            let field = |name: &str| {
+                let mut lines = text.lines();
+                lines.find_map(|line| line.strip_prefix(name)?.trim().parse::<u64>().ok())
+            };
+            Some((field("map_id:")?, field("memlock:")?))
+        })
+        .collect();
+    maps.values().sum()
+}
+
+/// 50,000 destinations, all failing: every row in use, every breaker open with a schedule of dials,
+/// the journal full. With the pages of its program (some 6 MiB of the release binary) the agent stays
+/// below 96 MiB, as docs/COST.md says.
+#[test]
+fn fifty_thousand_open_breakers_are_within_the_bound() {
+    const DESTINATIONS: u64 = 50_000;
+    let namespace = Namespace::new("memory");
+    let group = TestCgroup::new("memory");
+    let agent = Agent::start(
+        &group,
+        "[agent]\nmax_destinations = 50000\n\
+         [defaults.breaker]\nconsecutive_failures = 1\ncooldown = \"5m\"\n",
+    );
+    let mut dialer = Dialer::start(DIAL, &group, &namespace);
+    // Open ones are not given up, so those that are beyond the rows count as other.
+    for part in 0..5 {
+        let first = format!("127.{}.0.0", 10 + part)
+            .parse()
+            .expect("an address");
+        let errnos = dialer.sweep(first, 80, DESTINATIONS as usize / 5);
+        assert_eq!(errnos, serde_json::json!({"111": DESTINATIONS / 5}));
+    }
+    wait::until("every row in use", SOON, || {
+        let rows = agent.metric("backstop_destinations", &[])? as u64;
+        (rows >= DESTINATIONS * 999 / 1000).then_some(())
+    });
+    // What was needed to answer that goes back within seconds.
+    let pid = agent.pid();
+    let measured = wait::until("heap and maps within the bound", SOON, || {
+        let measured = (anonymous(pid), maps(pid));
+        (measured.0 + measured.1 < 90 * MIB).then_some(measured)
+    });
+    // Maps that grow with the destinations: row, both windows, key.
+    assert!(measured.1 < 60 * MIB, "{measured:?}");
+}
+
+/// Rows come and go, with their histograms, while many threads make them: whatever histogram a row
+/// gets is empty, and nobody else's. So each counts exactly what its row counts.
+#[test]
+fn histograms_are_lent_empty() {
+    let (net, group) = (TestNet::new(), TestCgroup::new("lent"));
+    let agent = Agent::start(
+        &group,
+        "[agent]\nmax_destinations = 64\n[defaults]\nbreaker = \"off\"\n",
+    );
+    // Ports of one server: more destinations than rows, and more rows than stay.
+    let servers: Vec<Server> = (0..40)
+        .map(|_| Server::start(&net.server, TestNet::server4(0)))
+        .collect();
+    let mut dialers: Vec<Dialer> = (0..2)
+        .map(|_| Dialer::start(DIAL, &group, &net.client))
+        .collect();
+    let mut seen = 0;
+    for round in 0..12 {
+        for server in &servers {
+            for dialer in &mut dialers {
+                dialer.order(&format!("burst 4 {}", server.address()));
+            }
+        }
+        for _ in &servers {
+            for dialer in &mut dialers {
+                dialer.answer();
+            }
+        }
+        // Push them all out, so that the next round finds histograms that others have had.
+        let others = IpAddr::from([127, 1, round, 1]);
+        let status = agent.status();
+        for row in status["destinations"].as_array().expect("a list") {
+            // Row `other` has no histogram of connects.
+            if row["destination"] != "other" {
+                assert_eq!(
+                    row["connect_latency_us"]["count"], row["established"],
+                    "{row:#}"
+                );
+                seen += row["established"].as_u64().expect("a count");
+            }
+        }
+        let mut port = 80;
+        wait::until("the rows of the servers to go", SOON, || {
+            let status = agent.status();
+            let rows = status["destinations"].as_array()?.clone();
+            let of_servers = |row: &&Value| {
+                row["established"].as_u64() > Some(0) && row["destination"] != "other"
+            };
+            if rows.iter().filter(of_servers).count() <= 8 {
+                return Some(());
+            }
+            dialers[0].sweep(others, port, 60);
+            port += 1;
+            None
+        });
+    }
+    assert!(seen > 1000, "{seen}");
+}
