@@ -15,6 +15,7 @@ use agent_common::{
         PHASE_OPEN, PROTOCOL_ADOPTED, PROTOCOL_ADOPTED_BUSY, STAMP_FOREIGN_STATE_CB,
         STAMP_UNWATCHED, pack_request,
     },
+    tls::STAGE_SETTLED,
 };
 use aya_ebpf::{
     bindings::BPF_SOCK_OPS_STATE_CB_FLAG,
@@ -34,6 +35,11 @@ use crate::{
 /// found every one.
 #[unsafe(no_mangle)]
 static ADOPT_OFFSETS: AdoptOffsets = AdoptOffsets::UNKNOWN;
+
+/// Exchanges that an adopted connection counts as having had: beyond those among which a handshake
+/// may begin ([`crate::exchange::TLS_BEGINS_WITHIN`]).
+const USED: u32 = 8;
+const _: () = assert!(USED >= crate::exchange::TLS_BEGINS_WITHIN);
 
 const TCP_ESTABLISHED: u8 = 1;
 const AF_INET: u16 = 2;
@@ -175,9 +181,13 @@ unsafe fn take(socket: TcpSocket, cgroup_id: u64, cookie: u64, pid: u32) {
         (*stamp).pid = 0;
         (*stamp).tid = 0;
         (*stamp).comm = [0; COMM_LEN];
-        // Not its first exchange, wherever it was before.
-        (*stamp).request = pack_request(1, 0);
-        (*stamp).answers = 1;
+        // Not one of its first exchanges, wherever it was before: no handshake is looked for.
+        (*stamp).request = pack_request(USED, 0);
+        (*stamp).answers = USED;
+        (*stamp).request_seq = 0;
+        (*stamp).tls_stage = STAGE_SETTLED;
+        (*stamp).tls_seen = 0;
+        (*stamp).tls_next = 0;
         (*stamp).peer_addr = peer;
         let local = address!(socket, family, local4, local6);
         (*stamp).local_addr = core::mem::transmute::<[u32; 4], [u8; 16]>(local);

@@ -53,7 +53,7 @@ const IDLE_US: u64 = 500_000;
 
 /// Among so many first exchanges of an unknown protocol one may be a TLS handshake (STARTTLS,
 /// PostgreSQL's SSLRequest).
-const TLS_BEGINS_WITHIN: u32 = 6;
+pub const TLS_BEGINS_WITHIN: u32 = 6;
 
 /// The first exchanges of an SSH connection: names and keys, after which nothing can be told.
 const SSH_BEGINS_WITHIN: u32 = 3;
