@@ -50,6 +50,17 @@ pub const TESTS: &[Package] = &[
         "server under test (BLPOP waits long and rightly)",
     ),
     package(
+        "mariadb-server",
+        "server and client under test (the server speaks first)",
+    ),
+    package(
+        "openssh-server",
+        "server under test (both sides speak first, long sessions)",
+    ),
+    package("openssh-client", "client under test"),
+    package("openssl", "TLS server under test; certificates"),
+    package("bsdutils", "logger: a client of a protocol without answers"),
+    package(
         "nginx-light",
         "server under test, and a client by its proxy_pass",
     ),
@@ -92,7 +103,7 @@ pub const VM: &[Package] = &[
 
 /// Installs what is missing of `packages`, saying so first; returns quickly when nothing is.
 ///
-/// Services that come with a package (nginx, redis, postgresql) are not started.
+/// Services that come with a package (nginx, redis, postgresql, mariadb, ssh) are not started.
 ///
 /// # Errors
 /// When there is no apt, no way to become root, or a package cannot be installed.
