@@ -20,6 +20,7 @@ pub mod outcome;
 pub mod process;
 pub mod server;
 pub mod talk;
+pub mod timed;
 pub mod wait;
 
 use std::{
