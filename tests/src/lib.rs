@@ -17,6 +17,7 @@ pub mod interpreter;
 pub mod net;
 pub mod nginx;
 pub mod outcome;
+pub mod place;
 pub mod process;
 pub mod server;
 pub mod talk;

@@ -74,7 +74,6 @@ impl Scene {
             let at_least = self.wait - self.wait / 20;
             assert!(by_agent >= at_least, "{}: {by_agent:?}", client.name);
             seen.push((by_client, by_agent));
-            println!("{}: {by_client:?} {by_agent:?}", client.name);
             if by_client.abs_diff(by_agent) <= by_client / 20 + slack {
                 return;
             }
