@@ -140,7 +140,7 @@ impl Postgres {
     }
 
     /// Until it takes queries.
-    fn serving(&self) {
+    pub fn serving(&self) {
         wait::until("PostgreSQL to serve", START, || {
             (self.ask_outside("select 1").stdout == "1\n").then_some(())
         });
