@@ -8,6 +8,7 @@ use std::{
     process::{ChildStdin, ChildStdout},
 };
 
+use rustix::process::Signal;
 use serde_json::Value;
 
 use crate::{
@@ -53,6 +54,11 @@ impl Interpreter {
             input,
             output,
         }
+    }
+
+    /// Sends it a signal.
+    pub fn signal(&self, signal: Signal) {
+        self.process.signal(signal);
     }
 
     /// Kills it and waits for its end.
