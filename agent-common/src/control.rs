@@ -49,7 +49,7 @@ pub struct Counters {
     pub lost_events: u64,
     /// Connects counted in the `other` row because no row was free.
     pub without_row: u64,
-    /// Connects that passed uncounted because socket storage could not be had.
+    /// Connects that passed uncounted because no place for their stamp could be had.
     pub unstamped: u64,
     /// Rows created by the kernel.
     pub rows_created: u64,

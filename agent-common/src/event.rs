@@ -91,3 +91,13 @@ pub const OUTCOME_STATUS: u32 = 11;
 pub const OUTCOME_CLOSED_EARLY: u32 = 12;
 /// Answered, but slower than the policy's `slow_call`.
 pub const OUTCOME_SLOW: u32 = 13;
+/// No answer, and counted as failed while it hangs. Found by the agent, never sent by the kernel.
+pub const OUTCOME_HUNG: u32 = 14;
+/// Ended by the policy's read timeout. Found by the agent, as are the next three.
+pub const OUTCOME_READ_TIMEOUT: u32 = 15;
+/// Ended by the policy's write timeout.
+pub const OUTCOME_WRITE_TIMEOUT: u32 = 16;
+/// Ended by the policy's stall timeout, in the middle of an answer.
+pub const OUTCOME_STALL: u32 = 17;
+/// Ended by the policy's deadline; says nothing of the destination.
+pub const OUTCOME_DEADLINE: u32 = 18;

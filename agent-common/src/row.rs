@@ -49,7 +49,7 @@ pub const FAIL_5XX: u32 = 1;
 
 layout!(Settings, size 40, connect_timeout_ms at 0, policy at 16, flags at 20, slow_call_us at 24);
 
-/// A row. 448 bytes, in lines of 64: what is written rarely is apart from what each call writes.
+/// A row. 512 bytes, in lines of 64: what is written rarely is apart from what each call writes.
 #[derive(Clone, Copy, Pod, Zeroable)]
 #[repr(C)]
 pub struct Row {
@@ -149,8 +149,8 @@ pub struct Row {
     pub response_latency_sum_us: u64,
     /// Longest latency of an answered exchange, us.
     pub response_latency_max_us: u64,
-    /// Zero.
-    pub reserved5: u64,
+    /// When the last answer began (CLOCK_MONOTONIC, ns); 0: none yet.
+    pub last_answer_ns: u64,
 
     // --- exchanges: written by the kernel when one fails
     /// Reset while an answer was owed.
@@ -169,12 +169,37 @@ pub struct Row {
     pub exchange_abandoned: u64,
     /// Answers slower than the policy's `slow_call`.
     pub slow_calls: u64,
+
+    // --- exchanges that the agent counts while they are under way; written by it except where said
+    /// Exchanges that the agent has counted as failed while they hung.
+    pub exchange_hung: u64,
+    /// Those of them that were answered after all. Written by whoever repairs the window.
+    pub hung_recovered: u64,
+    /// Entries of `COUNTED` for exchanges of this row: the agent adds, whoever takes one subtracts.
+    /// While 0, no end is looked up there.
+    pub counted_open: u32,
+    /// Zero.
+    pub reserved5: u32,
+    /// Read timeouts, of exchanges that were not counted as hung before.
+    pub exchange_read_timeout: u64,
+    /// Write timeouts, likewise.
+    pub exchange_write_timeout: u64,
+    /// Operations ended by their deadline, likewise. Not in any window.
+    pub exchange_deadline: u64,
+    /// Read timeouts that fired; as those below, also after the exchange was counted as hung.
+    pub fired_read: u32,
+    /// Write timeouts that fired.
+    pub fired_write: u32,
+    /// Stall timeouts that fired; each is a read timeout among the failures.
+    pub fired_stall: u32,
+    /// Deadlines that fired.
+    pub fired_deadline: u32,
 }
 
 layout!(
-    Row, size 448,
+    Row, size 512,
     key at 0, netns_inode at 40, created_ns at 48,
     verdict at 64, probe_slots at 80, settings at 88,
     attempts at 128, failed_refused at 192, rejected_breaker at 256, requests at 320,
-    exchange_reset at 384,
+    exchange_reset at 384, exchange_hung at 448,
 );

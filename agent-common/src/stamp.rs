@@ -1,11 +1,10 @@
-//! What the connect hook leaves on a socket (socket-local storage) for the hooks that follow.
+//! What the connect hook leaves about a socket for the hooks that follow, and for the agent.
 
 use bytemuck::{Pod, Zeroable};
 
 use crate::{COMM_LEN, layout};
 
-/// The stamp of a socket whose `connect()` passed the hook. Written by the kernel only; the agent
-/// can read it through a descriptor of the socket.
+/// The stamp of a socket whose `connect()` passed the hook. Written by the kernel only.
 #[derive(Clone, Copy, Pod, Zeroable)]
 #[repr(C)]
 pub struct Stamp {
@@ -51,12 +50,65 @@ pub struct Stamp {
     /// Number of the exchange that ended last (16 bits, as in `request`). Advanced by
     /// compare-and-exchange, by an answer or by the end of the connection.
     pub answers: u32,
+
+    // --- written once, when established: how the agent finds the socket from outside
+    /// Local address; IPv4 in its mapped form.
+    pub local_addr: [u8; 16],
+    /// Address of the peer (after anything that rewrites destinations); IPv4 in its mapped form.
+    pub peer_addr: [u8; 16],
+    /// Local port, network byte order.
+    pub local_port_be: u16,
+    /// Port of the peer, network byte order.
+    pub peer_port_be: u16,
+    /// Index of the interface that the socket is bound to; 0: none.
+    pub ifindex: u32,
 }
 
 layout!(
-    Stamp, size 96,
+    Stamp, size 136,
     row at 0, phase at 16, begun_ns at 32, pid at 40, comm at 48, request at 64, answered_ns at 80,
+    local_addr at 96, peer_addr at 112, local_port_be at 128, ifindex at 132,
 );
+
+impl Stamp {
+    /// A stamp of nothing.
+    pub const EMPTY: Self = Self {
+        row: 0,
+        incarnation: 0,
+        generation: 0,
+        flags: 0,
+        phase: PHASE_IDLE,
+        our_timeout_ms: 0,
+        own_timeout_ms: 0,
+        syn_timeout_ticks: 0,
+        begun_ns: 0,
+        pid: 0,
+        tid: 0,
+        comm: [0; COMM_LEN],
+        request: 0,
+        out_end: 0,
+        protocol: PROTOCOL_UNKNOWN,
+        answered_ns: 0,
+        in_end: 0,
+        answers: 0,
+        local_addr: [0; 16],
+        peer_addr: [0; 16],
+        local_port_be: 0,
+        peer_port_be: 0,
+        ifindex: 0,
+    };
+
+    /// Whether an answer is owed on an open connection: the number of the exchange under way and
+    /// its begin, us.
+    pub const fn owed(&self) -> Option<(u32, u64)> {
+        let (number, begun_us) = unpack_request(self.request);
+        if self.phase == PHASE_OPEN && number != self.answers {
+            Some((number, begun_us))
+        } else {
+            None
+        }
+    }
+}
 
 /// Number of an exchange on its connection (16 bits, wrapping) and the time at which it began, us
 /// (48 bits: nine years), in one word, so that both hooks see them together.
@@ -70,6 +122,24 @@ pub const fn pack_request(number: u32, begun_us: u64) -> u64 {
 pub const fn unpack_request(word: u64) -> (u32, u64) {
     ((word >> 48) as u32, word & REQUEST_TIME)
 }
+
+/// An exchange that the agent has counted: its number (16 bits), and that of its call in the window
+/// (48 bits) or one of [`SETTLED`] and [`ENDING`].
+#[inline(always)]
+pub const fn pack_counted(number: u32, seq: u64) -> u64 {
+    pack_request(number, seq)
+}
+
+/// Number and call from [`pack_counted`].
+#[inline(always)]
+pub const fn unpack_counted(word: u64) -> (u32, u64) {
+    unpack_request(word)
+}
+
+/// In place of a call's number: the agent has counted it for good, whatever its end.
+pub const SETTLED: u64 = REQUEST_TIME;
+/// In place of a call's number: the agent is about to end the connection, and counts it if it does.
+pub const ENDING: u64 = REQUEST_TIME - 1;
 
 const REQUEST_TIME: u64 = (1 << 48) - 1;
 
@@ -92,19 +162,28 @@ pub const PROTOCOL_AMQP: u32 = 6;
 ///
 /// Creating socket storage is by far the dearest step of a connect (two accounted allocations, half
 /// a microsecond). So it lies in an array, at the place that the socket's cookie names; only where
-/// another socket has that place, it lies in socket storage.
+/// another socket has that place, it lies in a hash map by cookie. Both can be read by the agent.
 #[derive(Clone, Copy, Pod, Zeroable)]
 #[repr(C)]
 pub struct Slot {
     /// Cookie of the socket; 0: free. Claimed by compare-and-exchange.
     pub owner: u64,
-    /// Not 0 once a socket had to do with socket storage because this place was taken.
+    /// Not 0 once a socket had to go to the hash map because this place was taken.
     pub spilled: u64,
     /// The stamp.
     pub stamp: Stamp,
 }
 
-layout!(Slot, size 112, owner at 0, spilled at 8, stamp at 16);
+/// Slots; a power of two.
+pub const CONNECTION_SLOTS: u32 = 32_768;
+
+/// Exchanges under way at most that the agent has counted. Beyond it none is counted while it hangs.
+pub const COUNTED_MOST: u32 = 16_384;
+
+/// Connections at most whose stamp lies in the hash map. What finds no place passes uncounted.
+pub const SPILLED_MOST: u32 = 131_072;
+
+layout!(Slot, size 152, owner at 0, spilled at 8, stamp at 16);
 
 /// Nothing under way: never used, or the last connect ended.
 pub const PHASE_IDLE: u32 = 0;

@@ -69,6 +69,18 @@ pub const fn encode(seq: u64, at_ns: u64, failed: bool, slow: bool) -> u32 {
     entry
 }
 
+/// The entry of a failed call `seq` that has turned out well; `None` when the entry is another
+/// call's by now.
+#[inline(always)]
+pub const fn repaired(entry: u32, seq: u64, slow: bool) -> Option<u32> {
+    let lap = ((seq / SLOTS as u64) as u32) & LAP_MASK;
+    if entry & FAILED == 0 || (entry >> LAP_SHIFT) & LAP_MASK != lap {
+        return None;
+    }
+    let entry = entry & !FAILED;
+    Some(if slow { entry | SLOW } else { entry })
+}
+
 /// The call `seq` from its entry, or `None` when the entry is of another round or not written yet.
 /// `now_ns` resolves the time's wrap: the call is taken to be at most 19.5 hours old.
 pub fn decode(entry: u32, seq: u64, now_ns: u64) -> Option<Call> {
@@ -117,6 +129,16 @@ mod tests {
         fn an_entry_of_the_round_before_is_not_taken(seq in 129u64..u64::MAX, at_ns in 0u64..(1 << 60)) {
             let old = encode(seq - SLOTS as u64, at_ns, false, false);
             prop_assert_eq!(decode(old, seq, at_ns), None);
+        }
+
+        #[test]
+        fn a_repaired_call_has_succeeded(seq in 1u64..u64::MAX, at_ns in 0u64..(1 << 60), slow: bool) {
+            let entry = repaired(encode(seq, at_ns, true, false), seq, slow).unwrap();
+            prop_assume!(entry != 0);
+            let call = decode(entry, seq, at_ns).unwrap();
+            prop_assert_eq!((call.failed, call.slow), (false, slow));
+            prop_assert_eq!(repaired(encode(seq + SLOTS as u64, at_ns, true, false), seq, slow), None);
+            prop_assert_eq!(repaired(encode(seq, at_ns, false, false), seq, slow), None);
         }
 
         #[test]

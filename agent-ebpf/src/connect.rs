@@ -132,7 +132,7 @@ fn judge(ctx: &SockAddrContext, addr: [u8; 16], ifindex: u32) -> i32 {
         };
         let now = bpf_ktime_get_ns();
         let cookie = bpf_get_socket_cookie(ctx.as_ptr());
-        if let Some(found) = stamps::find(cookie, socket(ctx).cast()) {
+        if let Some(found) = stamps::find(cookie) {
             unfinished(ctx, found, now);
         }
         let key = DestinationKey {
@@ -189,7 +189,7 @@ fn judge(ctx: &SockAddrContext, addr: [u8; 16], ifindex: u32) -> i32 {
             }
         }
 
-        let Some(found) = stamps::claim(cookie, socket(ctx).cast()) else {
+        let Some(found) = stamps::claim(cookie) else {
             rows::count(|c| &raw mut (*c).unstamped);
             if flags & STAMP_PROBE != 0 {
                 probes::give_back(row, verdict.generation);
@@ -270,6 +270,7 @@ unsafe fn unfinished(ctx: &SockAddrContext, found: Found, now: u64) {
                     error: ECONNABORTED,
                     shut: 0,
                     exiting: false,
+                    cookie: bpf_get_socket_cookie(ctx.as_ptr()),
                 };
                 exchange::closing(found.stamp, now, &change);
             }

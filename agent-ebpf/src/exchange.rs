@@ -28,7 +28,7 @@ use aya_ebpf::{
 };
 
 use crate::{
-    atomics, events, maps,
+    atomics, counted, events, maps,
     outcome::{self, Window},
     segment::{self, Segment},
     stamps,
@@ -73,7 +73,7 @@ unsafe fn followed(ctx: &SkBuffContext) -> Option<*mut Stamp> {
     // SAFETY: by the caller.
     unsafe {
         let cookie = bpf_get_socket_cookie(ctx.as_ptr());
-        let stamp = stamps::find_by_packet(cookie, ctx.skb.skb)?;
+        let stamp = stamps::find(cookie)?.stamp;
         ((*stamp).phase == PHASE_OPEN).then_some(stamp)
     }
 }
@@ -102,7 +102,7 @@ const _: () = assert!(HEAD == 24);
 
 #[inline(always)]
 unsafe fn out(ctx: &SkBuffContext, segment: Segment) {
-    // SAFETY: by the caller, socket storage and map memory.
+    // SAFETY: by the caller, map memory.
     unsafe {
         let Some(stamp) = followed(ctx) else { return };
         let protocol = (*stamp).protocol;
@@ -162,7 +162,7 @@ unsafe fn out(ctx: &SkBuffContext, segment: Segment) {
 
 #[inline(always)]
 unsafe fn back(ctx: &SkBuffContext, segment: Segment) {
-    // SAFETY: by the caller, socket storage and map memory.
+    // SAFETY: by the caller, map memory.
     unsafe {
         let Some(stamp) = followed(ctx) else { return };
         let before = (*stamp).in_end;
@@ -191,18 +191,25 @@ unsafe fn back(ctx: &SkBuffContext, segment: Segment) {
             return;
         }
         (*stamp).answered_ns = now;
-        answered(stamp, now, (now / 1000).saturating_sub(begun_us), answer);
+        answered(
+            ctx,
+            stamp,
+            now,
+            (now / 1000).saturating_sub(begun_us),
+            answer,
+        );
     }
 }
 
 #[inline(always)]
-unsafe fn answered(stamp: *mut Stamp, now: u64, us: u64, answer: Answer) {
+unsafe fn answered(ctx: &SkBuffContext, stamp: *mut Stamp, now: u64, us: u64, answer: Answer) {
     // SAFETY: by the caller, map memory.
     unsafe {
         let Some(row) = outcome::row_of(stamp) else {
             return;
         };
         atomics::add(&raw mut (*row).responses, 1);
+        (*row).last_answer_ns = now;
         atomics::add(&raw mut (*row).response_latency_sum_us, us);
         outcome::longest(&raw mut (*row).response_latency_max_us, us);
         outcome::bucket((*row).response_histogram, us);
@@ -215,7 +222,16 @@ unsafe fn answered(stamp: *mut Stamp, now: u64, us: u64, answer: Answer) {
         if is_slow {
             atomics::add(&raw mut (*row).slow_calls, 1);
         }
-        let seq = outcome::call(stamp, row, now, Window::Exchanges, is_failed, is_slow);
+        let counted = if (*row).counted_open == 0 {
+            0
+        } else {
+            counted::take(bpf_get_socket_cookie(ctx.as_ptr()), stamp, row)
+        };
+        let seq = if counted::answered(stamp, row, counted, is_failed, is_slow) {
+            0
+        } else {
+            outcome::call(stamp, row, now, Window::Exchanges, is_failed, is_slow)
+        };
         let outcome = if is_failed {
             OUTCOME_STATUS
         } else if is_slow {
@@ -241,6 +257,8 @@ pub struct Change {
     pub shut: u32,
     /// Whether the current task is on its way out.
     pub exiting: bool,
+    /// The socket's cookie.
+    pub cookie: u64,
 }
 
 /// An established connection changes state. True when it is over as far as we are concerned.
@@ -254,6 +272,7 @@ pub unsafe fn closing(stamp: *mut Stamp, now: u64, change: &Change) -> bool {
         error,
         shut,
         exiting,
+        cookie,
     } = change;
     const TCP_FIN_WAIT1: u32 = 4;
     const TCP_FIN_WAIT2: u32 = 5;
@@ -311,6 +330,13 @@ pub unsafe fn closing(stamp: *mut Stamp, now: u64, change: &Change) -> bool {
         let Some(row) = outcome::row_of(stamp) else {
             return true;
         };
+        if (*row).counted_open != 0
+            && counted::is_settled(counted::take(cookie, stamp, row), error == ECONNABORTED)
+        {
+            probe_ended(stamp, now, us, outcome);
+            ended(row);
+            return true;
+        }
         let counter = match outcome {
             _ if is_stale => &raw mut (*row).stale,
             OUTCOME_CLOSED_EARLY => &raw mut (*row).exchange_closed_early,

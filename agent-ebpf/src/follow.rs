@@ -65,14 +65,14 @@ pub fn follow(ctx: SockOpsContext) -> u32 {
     if sk.is_null() {
         return 1;
     }
-    // SAFETY: the socket is not null. Request sockets of a server arrive here too and never have a
-    // stamp.
-    let found = unsafe { stamps::find(bpf_get_socket_cookie(ctx.as_ptr()), sk.cast()) };
-    let Some(found) = found else {
+    // Request sockets of a server arrive here too and never have a stamp.
+    // SAFETY: a helper without preconditions.
+    let cookie = unsafe { bpf_get_socket_cookie(ctx.as_ptr()) };
+    let Some(found) = stamps::find(cookie) else {
         return 1;
     };
     let stamp = found.stamp;
-    // SAFETY (to the end): socket storage, a valid context.
+    // SAFETY (to the end): map memory, a valid context.
     unsafe {
         let phase = (*stamp).phase;
         if op == TCP_CONNECT_CB {
@@ -93,6 +93,7 @@ pub fn follow(ctx: SockOpsContext) -> u32 {
                 error,
                 shut: sk.map_or(0, TcpSocket::shutdown),
                 exiting: error == 0 && current_is_exiting(),
+                cookie,
             };
             if exchange::closing(stamp, bpf_ktime_get_ns(), &change) {
                 (*stamp).phase = PHASE_IDLE;
@@ -127,6 +128,7 @@ pub fn follow(ctx: SockOpsContext) -> u32 {
             _ => {
                 user_timeout::give_back(ctx.as_ptr(), stamp);
                 drop_callbacks(&ctx, stamp, true);
+                note_addresses(&ctx, stamp, sk);
                 outcome::established(stamp, bpf_ktime_get_ns());
                 if (*stamp).phase != PHASE_OPEN {
                     // Observe mode has counted it as timed out.
@@ -143,6 +145,48 @@ pub fn follow(ctx: SockOpsContext) -> u32 {
 fn socket(ctx: &SockOpsContext) -> *mut bpf_sock {
     // SAFETY: the union has one meaning.
     unsafe { (*ctx.ops).__bindgen_anon_2.sk }
+}
+
+/// Notes what the agent needs to find the socket from outside.
+#[inline(always)]
+unsafe fn note_addresses(ctx: &SockOpsContext, stamp: *mut Stamp, sk: *mut bpf_sock) {
+    const AF_INET: u32 = 2;
+    const MAPPED: u32 = 0xffff_u32.to_be();
+    // SAFETY: by the caller; the context is only read in words of four bytes.
+    unsafe {
+        let ops = ctx.ops;
+        let local = (&raw mut (*stamp).local_addr).cast::<u32>();
+        let peer = (&raw mut (*stamp).peer_addr).cast::<u32>();
+        if ctx.family() == AF_INET {
+            for (to, ip4) in [(local, ctx.local_ip4()), (peer, ctx.remote_ip4())] {
+                to.cast::<u64>().write(0);
+                to.add(2).write(MAPPED);
+                to.add(3).write(ip4);
+            }
+        } else {
+            let from_local = (&raw const (*ops).local_ip6).cast::<u32>();
+            let from_peer = (&raw const (*ops).remote_ip6).cast::<u32>();
+            local.write_volatile(from_local.read_volatile());
+            local
+                .add(1)
+                .write_volatile(from_local.add(1).read_volatile());
+            local
+                .add(2)
+                .write_volatile(from_local.add(2).read_volatile());
+            local
+                .add(3)
+                .write_volatile(from_local.add(3).read_volatile());
+            peer.write_volatile(from_peer.read_volatile());
+            peer.add(1).write_volatile(from_peer.add(1).read_volatile());
+            peer.add(2).write_volatile(from_peer.add(2).read_volatile());
+            peer.add(3).write_volatile(from_peer.add(3).read_volatile());
+        }
+        // The context has the local port in host order, the peer's in the high half
+        // (net/core/filter.c, `sock_ops_convert_ctx_access`).
+        (*stamp).local_port_be = (ctx.local_port() as u16).to_be();
+        (*stamp).peer_port_be = (ctx.remote_port() >> 16) as u16;
+        (*stamp).ifindex = (*sk).bound_dev_if;
+    }
 }
 
 /// The SYN is about to leave (net/ipv4/tcp_output.c, `tcp_connect`, before `tcp_connect_init`).

@@ -12,6 +12,7 @@
 
 mod atomics;
 mod connect;
+mod counted;
 mod events;
 mod exchange;
 mod follow;

@@ -6,12 +6,13 @@
 
 use agent_common::{
     CallWindow, Control, Counters, DestinationKey, PolicyKey, Row, Settings, Stamp,
-    histogram::Histogram, key::ManualKey, stamp::Slot,
+    histogram::Histogram,
+    key::ManualKey,
+    stamp::{CONNECTION_SLOTS, COUNTED_MOST, SPILLED_MOST, Slot},
 };
 use aya_ebpf::{
     bindings::{BPF_F_MMAPABLE, BPF_F_NO_PREALLOC},
-    btf_maps::SkStorage,
-    macros::{btf_map, map},
+    macros::map,
     maps::{Array, HashMap, LpmTrie, Queue, RingBuf},
 };
 
@@ -28,7 +29,7 @@ pub static COUNTERS: Array<Counters> = Array::with_max_entries(1, BPF_F_MMAPABLE
 #[map]
 pub static KEYS: HashMap<DestinationKey, u32> = HashMap::with_max_entries(16, 0);
 
-/// The rows; 0 is the `other` row. Mapped, `max_destinations` + 1 entries of 448 bytes.
+/// The rows; 0 is the `other` row. Mapped, `max_destinations` + 1 entries of 512 bytes.
 #[map]
 pub static ROWS: Array<Row> = Array::with_max_entries(17, BPF_F_MMAPABLE);
 
@@ -80,13 +81,18 @@ pub const RECENT_SLOTS: u32 = 4096;
 #[map]
 pub static EVENTS: RingBuf = RingBuf::with_byte_size(1 << 20, 0);
 
-/// Stamps of connections, by the socket's cookie. Written by the kernel. 112 bytes an entry.
+/// Stamps of connections, by the socket's cookie. Written by the kernel. Mapped, 152 bytes an entry.
 #[map]
-pub static CONNECTIONS: Array<Slot> = Array::with_max_entries(CONNECTION_SLOTS, 0);
+pub static CONNECTIONS: Array<Slot> = Array::with_max_entries(CONNECTION_SLOTS, BPF_F_MMAPABLE);
 
-/// Entries of [`CONNECTIONS`]; a power of two.
-pub const CONNECTION_SLOTS: u32 = 32_768;
+/// Stamps of connections whose slot another socket has, by the socket's cookie. Written by the
+/// kernel. Some 200 bytes an entry, taken only when used.
+#[map]
+pub static SPILLED: HashMap<u64, Stamp> =
+    HashMap::with_max_entries(SPILLED_MOST, BPF_F_NO_PREALLOC);
 
-/// Stamps of connections whose slot another socket has. 96 bytes a socket.
-#[btf_map]
-pub static STAMPS: SkStorage<Stamp> = SkStorage::new();
+/// Exchanges that were counted as failed while they hang, by the socket's cookie: which one, and
+/// where it stands in the window ([`agent_common::stamp::pack_counted`]). Entries are made by the
+/// agent and removed by whoever ends the exchange. Some 60 bytes an entry, taken only when used.
+#[map]
+pub static COUNTED: HashMap<u64, u64> = HashMap::with_max_entries(COUNTED_MOST, BPF_F_NO_PREALLOC);

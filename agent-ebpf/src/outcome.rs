@@ -41,14 +41,14 @@ const RACE_MS: u64 = 50;
 /// connects in flight.
 #[inline(always)]
 pub unsafe fn row_of(stamp: *mut Stamp) -> Option<*mut Row> {
-    // SAFETY: socket storage.
+    // SAFETY: map memory.
     rows::row(unsafe { (*stamp).row })
 }
 
 /// The row of a connect that has not begun, or `other` where the row has a new owner.
 #[inline(always)]
 pub unsafe fn unpinned_row_of(stamp: *mut Stamp) -> Option<*mut Row> {
-    // SAFETY: map memory and socket storage.
+    // SAFETY: map memory.
     unsafe {
         let row = rows::row((*stamp).row)?;
         if (*row).incarnation == (*stamp).incarnation {
@@ -63,7 +63,7 @@ pub unsafe fn unpinned_row_of(stamp: *mut Stamp) -> Option<*mut Row> {
 /// The SYN leaves: the attempt begins.
 ///
 /// # Safety
-/// `stamp` must be socket storage (as for all functions here).
+/// `stamp` must be map memory (as for all functions here).
 #[inline(always)]
 pub unsafe fn begun(stamp: *mut Stamp) {
     // SAFETY: by contract, map memory.

@@ -24,7 +24,7 @@ pub fn release(ctx: SockContext) -> i32 {
     // SAFETY: the context is the socket.
     unsafe {
         let cookie = bpf_get_socket_cookie(ctx.as_ptr());
-        let Some(found) = stamps::find(cookie, ctx.as_ptr()) else {
+        let Some(found) = stamps::find(cookie) else {
             return 1;
         };
         match (*found.stamp).phase {
@@ -40,6 +40,7 @@ pub fn release(ctx: SockContext) -> i32 {
                     error,
                     shut: 0,
                     exiting: false,
+                    cookie,
                 };
                 exchange::closing(found.stamp, bpf_ktime_get_ns(), &change);
             }

@@ -33,7 +33,7 @@ pub fn settle(ctx: *mut IterTcp) -> i32 {
         if sk.is_null() {
             return 0;
         }
-        let Some(found) = stamps::find(bpf_get_socket_cookie(sk), sk) else {
+        let Some(found) = stamps::find(bpf_get_socket_cookie(sk)) else {
             return 0;
         };
         let stamp = found.stamp;

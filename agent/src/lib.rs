@@ -1,8 +1,8 @@
 //! Backstop's node agent.
 //!
 //! Layers, from the inside out: [`core`] decides and is pure; [`policy`] says with which numbers;
-//! [`kernel`] is the hands; [`daemon`] runs them; [`control`], [`metrics`] and [`cli`] show what
-//! happens and take orders.
+//! [`kernel`] and [`sockets`] are the hands; [`daemon`] runs them; [`control`], [`metrics`] and
+//! [`cli`] show what happens and take orders.
 
 pub mod cli;
 pub mod control;
@@ -11,3 +11,4 @@ pub mod daemon;
 pub mod kernel;
 pub mod metrics;
 pub mod policy;
+pub mod sockets;

@@ -72,6 +72,13 @@ impl Interpreter {
             .expect("move the interpreter");
     }
 
+    /// Runs statements; what they define is there for later expressions.
+    #[track_caller]
+    pub fn run(&mut self, code: &str) {
+        let quoted = serde_json::to_string(code).expect("text");
+        self.value(&format!("exec({quoted}, globals())"));
+    }
+
     /// The value of an expression that must not fail.
     #[track_caller]
     pub fn value(&mut self, expression: &str) -> Value {

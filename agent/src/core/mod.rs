@@ -25,6 +25,7 @@
 mod api;
 mod breaker;
 mod engine;
+pub mod hung;
 mod redial;
 mod rng;
 mod settings;
@@ -35,6 +36,7 @@ pub mod window;
 pub use api::{Action, BreakerView, DialTarget, Event, Floor, ProbeOutcome, RowId};
 pub use breaker::VERDICT_SLACK;
 pub use engine::Engine;
+pub use hung::HungRule;
 pub use redial::{DIAL_WRITE_OFF, MAX_DIALS_PER_SECOND};
 pub use settings::BreakerSettings;
 pub use state::{Reason, ReasonKind, State, WindowKind};

@@ -1,6 +1,6 @@
 //! What a policy says about a breaker.
 
-use super::{Nanos, WindowKind};
+use super::{HungRule, Nanos, WindowKind};
 
 /// The numbers of one breaker, the same for both of its windows. Shared between all rows of a
 /// policy.
@@ -40,6 +40,8 @@ pub struct BreakerSettings {
     /// The same for a probe that ends with its first exchange: the lease of a connect and the time
     /// that an exchange may take. Less than 1 ms counts as 1 ms.
     pub exchange_lease: Nanos,
+    /// When an exchange without an answer counts as failed.
+    pub hung: HungRule,
     /// The errno of a refused connect (Linux number, positive).
     pub errno: u16,
 }
@@ -63,6 +65,7 @@ impl Default for BreakerSettings {
             successes_to_close: 2,
             probe_lease: Nanos::from_secs(3),
             exchange_lease: Nanos::from_secs(33),
+            hung: HungRule::Auto,
             errno: 111, // ECONNREFUSED
         }
     }

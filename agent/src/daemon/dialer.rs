@@ -18,13 +18,11 @@ use rustix::{
     net::{AddressFamily, SocketFlags, SocketType, connect, socket_with, sockopt},
 };
 
-use super::{
-    netns::{Namespaces, Place},
-    reactor::{Command, Commander},
-};
+use super::reactor::{Command, Commander};
 use crate::{
     core::{DialTarget, Nanos},
     kernel::clock,
+    sockets::namespace::{Namespaces, Place},
 };
 
 /// A dial ends after this long at the latest, so that one to a silent host does not delay the
@@ -94,9 +92,9 @@ fn begin(
     let target = dial.target;
     let place = Place {
         inode: dial.netns_inode,
-        pid: dial.pid,
+        pids: &[dial.pid],
     };
-    match namespaces.within(place, || Ok(open(&target)?)) {
+    match dialled(namespaces, place, &target) {
         Ok(Some(socket)) => {
             let longest = match dial.timeout_ms {
                 0 => LONGEST,
@@ -115,6 +113,14 @@ fn begin(
             commander.send(Command::DialEnded(target, false));
         }
     }
+}
+
+fn dialled(
+    namespaces: &mut Namespaces,
+    place: Place<'_>,
+    target: &DialTarget,
+) -> Result<Option<OwnedFd>> {
+    Ok(namespaces.within(place, || open(target))??)
 }
 
 /// Begins a connect; `None` when it was established at once.

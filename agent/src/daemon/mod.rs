@@ -1,7 +1,7 @@
 //! The agent as a running whole: start, select loop, stop.
 //!
-//! Threads: the event thread ([`reactor`]: ring, core, verdicts), the dialer ([`dialer`]), and
-//! the main thread with the select loop ([`node`]) and the servers. The start is in [`start`].
+//! Threads: the event thread ([`reactor`]: ring, core, verdicts), the dialer ([`dialer`]), the one
+//! that looks at exchanges without an answer ([`waiting`]), and the main thread with the select loop ([`node`]) and the servers. The start is in [`start`].
 
 pub mod backend;
 pub mod canary;
@@ -10,7 +10,6 @@ pub mod evict;
 pub mod journal;
 pub mod latency;
 pub mod memory;
-pub mod netns;
 pub mod node;
 pub mod pause;
 pub mod plan;
@@ -23,6 +22,7 @@ pub mod start;
 pub mod tally;
 pub mod upkeep;
 pub mod view;
+pub mod waiting;
 pub mod watch;
 
 pub use start::run;

@@ -24,6 +24,7 @@ use super::{
     reactor::{Command, Commander, Notice, Order, Reactor},
     tally::{Subject, Tally},
     view,
+    waiting::Waiting,
 };
 use crate::{
     control::api::{self, Event, TimeoutKind, Timestamp},
@@ -75,6 +76,8 @@ pub struct Node {
     pub reactor: Reactor,
     /// Orders to it.
     pub commander: Commander,
+    /// The thread that looks at waiting exchanges.
+    pub waiting: Waiting,
     /// What happened.
     pub journal: Arc<Journal>,
     /// The servers' end.
@@ -118,6 +121,7 @@ impl Node {
     pub fn new(
         kernel: Kernel,
         reactor: Reactor,
+        waiting: Waiting,
         journal: Arc<Journal>,
         handle: Arc<Handle>,
         plan: Arc<Plan>,
@@ -133,6 +137,7 @@ impl Node {
             commander: reactor.commander(),
             kernel,
             reactor,
+            waiting,
             journal,
             handle,
             plan,

@@ -9,8 +9,8 @@ use agent_common::{
 };
 
 use crate::{
-    core::{BreakerSettings, Nanos},
-    policy::{Config, Destination, Policy, StatusPattern},
+    core::{BreakerSettings, HungRule, Nanos},
+    policy::{Config, Destination, Hung, Policy, StatusPattern},
 };
 
 /// How long a probe may take beyond the connect timeout before its slot is taken back.
@@ -157,6 +157,11 @@ fn breaker_settings(policy: &Policy) -> BreakerSettings {
                 .0
                 .saturating_add(EXCHANGE_LEASE.0),
         ),
+        hung: match breaker.hung {
+            Hung::Auto => HungRule::Auto,
+            Hung::Off => HungRule::Off,
+            Hung::After(limit) => HungRule::After(nanos(limit)),
+        },
         errno: u16::try_from(breaker.errno.number()).unwrap_or(libc::ECONNREFUSED as u16),
     }
 }

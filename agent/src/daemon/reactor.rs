@@ -59,6 +59,8 @@ pub enum Command {
     Views(oneshot::Sender<Views>),
     /// Give up at most so many of these rows, those that may be; answers with those that were.
     Forget(Vec<RowId>, usize, oneshot::Sender<Vec<RowId>>),
+    /// The agent itself has found that a call failed.
+    Found(KernelEvent),
     /// A redial ended.
     DialEnded(DialTarget, bool),
     /// End the thread.
@@ -551,6 +553,7 @@ impl Worker {
                     }
                     let _ = reply.send(rows);
                 }
+                Command::Found(event) => self.event(&event),
                 Command::DialEnded(target, success) => {
                     self.handle(Event::DialEnded { target, success });
                 }

@@ -377,6 +377,7 @@ impl Node {
         }
         self.gave_up_times();
         self.commander.send(Command::Plan(Arc::clone(&self.plan)));
+        self.waiting.plan(Arc::clone(&self.plan));
         let before = self.table.mode();
         self.table.set_mode(self.kernel_mode());
         if before == Mode::ENFORCE && self.kernel_mode() != Mode::ENFORCE {

@@ -28,6 +28,7 @@ use super::{
     plan::{Plan, Ticks},
     priority,
     reactor::{HEARTBEAT_MAX_AGE, Reactor},
+    waiting::Waiting,
     watch::Watch,
 };
 use crate::{
@@ -182,6 +183,13 @@ async fn serve(
         seed,
     )?;
     dialer::start(orders, reactor.commander())?;
+    let waiting = Waiting::start(
+        Arc::clone(&table),
+        kernel.connections(),
+        Arc::clone(&plan),
+        hidden.clone(),
+        reactor.commander(),
+    )?;
     let journal = Arc::new(Journal::new(events_kept));
     let (handle, mut requests) = Handle::new(Arc::clone(&journal), Arc::clone(&table));
     // From here on a signal must not end the process without settling.
@@ -196,6 +204,7 @@ async fn serve(
     let mut node = Node::new(
         kernel,
         reactor,
+        waiting,
         journal,
         Arc::clone(&handle),
         plan,

@@ -7,7 +7,8 @@ use agent_common::{
     OTHER_ROW, Row as KernelRow,
     event::{
         EVENT_EXCHANGE, OUTCOME_CLOSED_EARLY, OUTCOME_CONNECT_TIMEOUT, OUTCOME_GAVE_UP,
-        OUTCOME_REFUSED, OUTCOME_RESET, OUTCOME_SLOW, OUTCOME_STATUS, OUTCOME_UNREACHABLE,
+        OUTCOME_HUNG, OUTCOME_REFUSED, OUTCOME_RESET, OUTCOME_SLOW, OUTCOME_STATUS,
+        OUTCOME_UNREACHABLE,
     },
     window::{Call, decode, slot},
 };
@@ -282,6 +283,7 @@ fn outcome(outcome: u32) -> &'static str {
         OUTCOME_CLOSED_EARLY => "closed_early",
         OUTCOME_STATUS => "status",
         OUTCOME_SLOW => "slow",
+        OUTCOME_HUNG => "hung",
         _ => "other",
     }
 }

@@ -279,6 +279,7 @@ impl Node {
         for path in self.cgroups.clone() {
             self.kernel.detach(&path);
         }
+        self.waiting.stop();
         self.reactor.stop();
     }
 }

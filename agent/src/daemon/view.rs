@@ -111,7 +111,7 @@ impl Viewer<'_> {
             },
             held: Held::default(),
             would_timeout: row.would_timeout,
-            hung_recovered: 0,
+            hung_recovered: row.hung_recovered,
             retry: Retry::default(),
             connect_latency_us: self.latency(id, row),
             response_latency_us: self.responses.of(
@@ -192,6 +192,7 @@ pub fn failures(row: &KernelRow) -> Failures {
         reset: row.failed_reset + row.exchange_reset,
         closed_early: row.exchange_closed_early,
         gave_up: row.failed_gave_up + row.exchange_gave_up,
+        hung: row.exchange_hung,
         status: row.exchange_status,
         other: row.failed_other + row.exchange_other,
         ..Failures::default()

@@ -38,6 +38,18 @@ fn find_mount(mountinfo: &str) -> Option<PathBuf> {
     partial
 }
 
+/// Where a controller of the v1 hierarchies is mounted.
+pub fn find_v1_mount(mountinfo: &str, controller: &str) -> Option<PathBuf> {
+    mountinfo.lines().find_map(|line| {
+        let (left, right) = line.split_once(" - ")?;
+        let mut right = right.split(' ');
+        let (kind, options) = (right.next()?, right.nth(1)?);
+        let has = options.split(',').any(|option| option == controller);
+        let point = left.split(' ').nth(4)?;
+        (kind == "cgroup" && has).then(|| PathBuf::from(unescape(point)))
+    })
+}
+
 /// Undoes the octal escapes of /proc/PID/mountinfo (fs/proc_namespace.c, `mangle`).
 fn unescape(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
@@ -171,6 +183,9 @@ mod tests {
             find_mount("32 30 0:28 / /x rw - cgroup cgroup rw,cpu\n"),
             None
         );
+        let hybrid = format!("{hybrid}33 30 0:29 / /f rw - cgroup cgroup rw,freezer\n");
+        assert_eq!(find_v1_mount(&hybrid, "freezer"), Some("/f".into()));
+        assert_eq!(find_v1_mount(bind, "freezer"), None);
     }
 
     #[test]

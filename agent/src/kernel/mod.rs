@@ -1,11 +1,12 @@
 //! The kernel side as seen from the agent: load, attach, map into memory, read events.
 //!
 //! Nothing here decides anything. All `unsafe` that has to do with shared memory is in
-//! [`mapped`] and [`table`].
+//! [`mapped`], [`table`] and [`connections`].
 
 pub mod btf;
 pub mod cgroup;
 pub mod clock;
+pub mod connections;
 pub mod events;
 pub mod grace;
 pub mod mapped;
@@ -13,5 +14,6 @@ pub mod programs;
 pub mod support;
 pub mod table;
 
+pub use connections::Connections;
 pub use programs::{Kernel, LoadOptions};
 pub use table::Table;

@@ -8,7 +8,10 @@ use std::{
     sync::Arc,
 };
 
-use agent_common::{ABI_VERSION, DestinationKey, PolicyKey, Settings, Verdict, key::ManualKey};
+use agent_common::{
+    ABI_VERSION, DestinationKey, PolicyKey, Settings, Verdict, key::ManualKey,
+    stamp::CONNECTION_SLOTS,
+};
 use anyhow::{Context as _, Result};
 use aya::{
     Ebpf, EbpfLoader,
@@ -21,7 +24,7 @@ use aya::{
 };
 use bytemuck::Pod;
 
-use super::{btf, mapped::Mapped, support::Unsupported, table::Table};
+use super::{btf, connections::Connections, mapped::Mapped, support::Unsupported, table::Table};
 use crate::core::Nanos;
 
 /// The kernel object, built from `agent-ebpf` by `cargo xtask ebpf`.
@@ -78,6 +81,7 @@ pub struct Attachment {
 pub struct Kernel {
     ebpf: Ebpf,
     table: Arc<Table>,
+    connections: Arc<Connections>,
     keys: HashMap<MapData, [u8; 40], u32>,
     free_rows: Queue<MapData, u32>,
     free_histograms: Queue<MapData, u32>,
@@ -134,6 +138,13 @@ impl Kernel {
             histograms: mapped(&mut ebpf, "HISTOGRAMS", options.histograms)?,
             policies: mapped(&mut ebpf, "POLICIES", options.policies)?,
         };
+        let slots = mapped(&mut ebpf, "CONNECTIONS", CONNECTION_SLOTS)?;
+        let Map::HashMap(spilled) = take(&mut ebpf, "SPILLED")? else {
+            anyhow::bail!("map SPILLED is no hash map")
+        };
+        let hung = take(&mut ebpf, "COUNTED")?.try_into()?;
+        let connections =
+            Connections::new(slots, &spilled, hung).context("open the map of connections")?;
         let types = aya::Btf::from_sys_fs().context("read the kernel's type information")?;
         let can_settle = load_programs(&mut ebpf, &types)?;
 
@@ -155,6 +166,7 @@ impl Kernel {
             policy_trie: take(&mut ebpf, "POLICY_TRIE")?.try_into()?,
             manual: take(&mut ebpf, "MANUAL")?.try_into()?,
             table: Arc::new(table),
+            connections: Arc::new(connections),
             free_rows,
             free_histograms,
             attachments: Vec::new(),
@@ -167,6 +179,11 @@ impl Kernel {
     /// The mapped arrays.
     pub fn table(&self) -> Arc<Table> {
         Arc::clone(&self.table)
+    }
+
+    /// The connections that are followed.
+    pub fn connections(&self) -> Arc<Connections> {
+        Arc::clone(&self.connections)
     }
 
     /// Attaches all hooks to a cgroup; on failure nothing stays attached there.

@@ -7,6 +7,7 @@ use agent_common::{
     CallWindow, Control, Counters, Row, Settings, Verdict,
     histogram::Histogram,
     verdict::{STATE_HALF_OPEN, pack_probe_slots},
+    window::{encode, repaired, slot},
 };
 
 use super::mapped::Mapped;
@@ -39,6 +40,26 @@ unsafe fn word<'a>(word: *mut u64) -> &'a AtomicU64 {
 unsafe fn half<'a>(half: *mut u32) -> &'a AtomicU32 {
     // SAFETY: by contract.
     unsafe { AtomicU32::from_ptr(half) }
+}
+
+/// A row's counters of calls and of failed ones, in one of its windows.
+///
+/// # Safety
+/// `row` must point into the mapping.
+unsafe fn calls_of(row: *mut Row, kind: WindowKind) -> (*mut u64, *mut u64) {
+    // SAFETY: by contract.
+    unsafe {
+        match kind {
+            WindowKind::Exchanges => (
+                &raw mut (*row).exchange_calls,
+                &raw mut (*row).exchange_failures,
+            ),
+            WindowKind::Connects | WindowKind::None => (
+                &raw mut (*row).connect_calls,
+                &raw mut (*row).connect_failures,
+            ),
+        }
+    }
 }
 
 impl Table {
@@ -170,16 +191,7 @@ impl Table {
         };
         // SAFETY: within the mapping.
         unsafe {
-            let (calls, failures) = match kind {
-                WindowKind::Exchanges => (
-                    &raw mut (*row).exchange_calls,
-                    &raw mut (*row).exchange_failures,
-                ),
-                WindowKind::Connects | WindowKind::None => (
-                    &raw mut (*row).connect_calls,
-                    &raw mut (*row).connect_failures,
-                ),
-            };
+            let (calls, failures) = calls_of(row, kind);
             (
                 word(calls).load(Ordering::Acquire),
                 word(failures).load(Ordering::Acquire),
@@ -217,6 +229,72 @@ impl Table {
         match kind {
             WindowKind::Exchanges => &self.exchange_windows,
             WindowKind::Connects | WindowKind::None => &self.windows,
+        }
+    }
+
+    /// Enters a failed call that the agent has found itself, if the row has this owner and its
+    /// verdict this generation. Returns the call's number.
+    pub fn enter_failure(
+        &self,
+        id: RowId,
+        kind: WindowKind,
+        generation: u32,
+        now: Nanos,
+    ) -> Option<u64> {
+        let row = self.rows.get(id.index)?;
+        let window = self.windows_of(kind).get(id.index)?;
+        self.owned(id)?;
+        if self.verdict(id.index).generation != generation {
+            return None;
+        }
+        // SAFETY: within the mappings. As `call` in the kernel programs does it.
+        unsafe {
+            let (calls, failures) = calls_of(row, kind);
+            let seq = word(calls).fetch_add(1, Ordering::AcqRel) + 1;
+            word(failures).fetch_add(1, Ordering::AcqRel);
+            let entry = (&raw mut (*window).entries).cast::<u32>().add(slot(seq));
+            half(entry).store(encode(seq, now.0, true, false), Ordering::Release);
+            Some(seq)
+        }
+    }
+
+    /// Makes a success of a failed call, if it is still in the window.
+    pub fn repair(&self, index: u32, kind: WindowKind, seq: u64) {
+        let Some(window) = self.windows_of(kind).get(index) else {
+            return;
+        };
+        // SAFETY: within the mapping.
+        unsafe {
+            let entry = half((&raw mut (*window).entries).cast::<u32>().add(slot(seq)));
+            let before = entry.load(Ordering::Acquire);
+            if let Some(after) = repaired(before, seq, false) {
+                // Another call has taken the place: nothing to repair.
+                let _ = entry.compare_exchange(before, after, Ordering::AcqRel, Ordering::Relaxed);
+            }
+        }
+    }
+
+    /// Counts an exchange that hangs (before it is noted as such), and that it has not ended.
+    pub fn count_hung(&self, index: u32) {
+        if let Some(row) = self.rows.get(index) {
+            // SAFETY: within the mapping.
+            unsafe {
+                half(&raw mut (*row).counted_open).fetch_add(1, Ordering::AcqRel);
+                word(&raw mut (*row).exchange_hung).fetch_add(1, Ordering::AcqRel);
+            }
+        }
+    }
+
+    /// The end of an exchange that hung, where the kernel has not seen to it.
+    pub fn count_hung_end(&self, index: u32, recovered: bool) {
+        if let Some(row) = self.rows.get(index) {
+            // SAFETY: within the mapping.
+            unsafe {
+                half(&raw mut (*row).counted_open).fetch_sub(1, Ordering::AcqRel);
+                if recovered {
+                    word(&raw mut (*row).hung_recovered).fetch_add(1, Ordering::AcqRel);
+                }
+            }
         }
     }
 

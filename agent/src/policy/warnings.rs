@@ -18,7 +18,6 @@ pub(super) const NOT_ENFORCED: &[&str] = &[
     "timeouts.stall",
     "timeouts.keepalive",
     "timeouts.read_action",
-    "breaker.hung",
     "breaker.scope",
     "breaker.max_open_share",
     "breaker.failure_status",

@@ -2,6 +2,7 @@
 
 mod ends;
 mod evaluate;
+mod hung;
 mod misleading;
 mod model;
 mod ops;

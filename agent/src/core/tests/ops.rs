@@ -3,6 +3,7 @@
 use proptest::prelude::*;
 
 use super::*;
+use crate::core::HungRule;
 
 /// Rows in play.
 pub(super) const ROWS: u32 = 3;
@@ -229,6 +230,7 @@ pub(super) fn settings() -> impl Strategy<Value = BreakerSettings> {
                 successes_to_close: probes.1,
                 probe_lease: secs(probes.2),
                 exchange_lease: secs(probes.3),
+                hung: HungRule::Auto,
                 errno,
             },
         )

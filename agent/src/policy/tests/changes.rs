@@ -127,7 +127,6 @@ fn what_has_no_effect_yet_is_said() {
             format!("defaults: timeouts.read = 10s {end}"),
             format!("policy \"a\": timeouts.read = 3s {end}"),
             format!("policy \"a\": timeouts.read_action = option {end}"),
-            format!("policy \"a\": breaker.hung = 20s {end}"),
             format!("policy \"a\": breaker.scope = node {end}"),
             format!("policy \"a\": breaker.on_open = abort {end}"),
             format!("policy \"a\": retry.limit = 3 {end}"),

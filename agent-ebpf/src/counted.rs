@@ -1,0 +1,81 @@
+//! Exchanges that the agent has counted itself, while they were under way: what becomes of them.
+//!
+//! The agent enters such a call into the window as any other, and notes it in [`maps::COUNTED`].
+//! Whoever removes that entry, the hook that sees the end or the agent itself (when the end came in
+//! the middle of its work), settles the rest: so it is done once.
+
+use agent_common::{
+    Row, Stamp,
+    stamp::{ENDING, SETTLED, unpack_counted, unpack_request},
+    window,
+};
+
+use crate::{atomics, maps};
+
+/// The call number under which the exchange that has just ended was counted, or [`ENDING`] or
+/// [`SETTLED`]; 0: it was not.
+///
+/// # Safety
+/// `stamp` and `row` must be map memory, and belong to the socket with this cookie.
+#[inline(never)]
+pub unsafe fn take(cookie: u64, stamp: *mut Stamp, row: *mut Row) -> u64 {
+    let Some(noted) = maps::COUNTED.get_ptr(cookie) else {
+        return 0;
+    };
+    // SAFETY: by contract; the entry is map memory.
+    unsafe {
+        let (number, seq) = unpack_counted(noted.read_volatile());
+        let (ended, _) = unpack_request(atomics::load(&raw const (*stamp).request));
+        if number != ended || maps::COUNTED.remove(cookie).is_err() {
+            return 0;
+        }
+        atomics::add32(&raw mut (*row).counted_open, u32::MAX);
+        seq
+    }
+}
+
+/// Whether an exchange that was taken with this number and that a closed connection has ended is
+/// counted already. One that the agent was about to end, and that somebody else has ended first, is
+/// not.
+#[inline(always)]
+pub fn is_settled(seq: u64, by_agent: bool) -> bool {
+    seq != 0 && (seq != ENDING || by_agent)
+}
+
+/// An exchange that was taken with this number is answered after all. True when it is counted
+/// already; the window is repaired then, unless the answer says that the server failed.
+///
+/// # Safety
+/// As [`take`].
+#[inline(always)]
+pub unsafe fn answered(
+    stamp: *mut Stamp,
+    row: *mut Row,
+    seq: u64,
+    failed: bool,
+    slow: bool,
+) -> bool {
+    if seq == 0 || seq == ENDING {
+        return false;
+    }
+    if seq == SETTLED {
+        return true;
+    }
+    // SAFETY: by contract.
+    unsafe {
+        atomics::add(&raw mut (*row).hung_recovered, 1);
+        if failed {
+            return true;
+        }
+        let Some(calls) = maps::EXCHANGE_WINDOWS.get_ptr_mut((*stamp).row) else {
+            return true;
+        };
+        let slot = window::slot(seq) & (window::SLOTS - 1);
+        let entry = (&raw mut (*calls).entries).cast::<u32>().add(slot);
+        let before = entry.read_volatile();
+        if let Some(after) = window::repaired(before, seq, slow) {
+            atomics::replace32(entry, before, after);
+        }
+    }
+    true
+}

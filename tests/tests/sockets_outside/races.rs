@@ -1,0 +1,162 @@
+//! Between the look and the act a socket goes and another takes its place: 10,000 times.
+
+use std::{
+    net::{SocketAddr, TcpListener, TcpStream},
+    os::fd::{AsFd as _, AsRawFd as _, OwnedFd},
+    sync::{
+        atomic::{AtomicBool, Ordering},
+        mpsc,
+    },
+    time::Duration,
+};
+
+use backstop::sockets::{
+    abort::Fate,
+    diag::Target,
+    look::Tuple,
+    options::{Tightened, TimeOption, Wanted, reach},
+};
+use rustix::net::{
+    AddressFamily, SocketType, bind, connect, socket,
+    sockopt::{self, Timeout},
+};
+use tests::net::Namespace;
+
+use crate::common::diag;
+
+const TRIES: usize = 10_000;
+
+/// The port that every connection of the program comes from.
+const FROM: u16 = 7777;
+
+/// A connection with always the same two ends; closing it leaves nothing (a reset, no TIME_WAIT).
+struct Same {
+    ours: OwnedFd,
+    theirs: TcpStream,
+    target: Target,
+}
+
+fn same(listener: &TcpListener) -> Same {
+    let to = listener.local_addr().expect("its address");
+    let from: SocketAddr = (to.ip(), FROM).into();
+    let ours = socket(AddressFamily::INET, SocketType::STREAM, None).expect("a socket");
+    sockopt::set_socket_reuseaddr(&ours, true).expect("SO_REUSEADDR");
+    sockopt::set_socket_linger(&ours, Some(Duration::ZERO)).expect("SO_LINGER");
+    bind(&ours, &from).expect("bind");
+    connect(&ours, &to).expect("connect");
+    let theirs = listener.accept().expect("accept").0;
+    let target = Target {
+        tuple: Tuple::new(from, to, 0),
+        cookie: sockopt::socket_cookie(&ours).expect("its cookie"),
+    };
+    Same {
+        ours,
+        theirs,
+        target,
+    }
+}
+
+/// Whether a byte still goes through.
+fn works(same: &Same) -> bool {
+    let sent = rustix::io::write(&same.ours, b"x") == Ok(1);
+    sent && matches!(std::io::Read::read(&mut &same.theirs, &mut [0]), Ok(1))
+}
+
+#[test]
+fn an_abort_never_hits_the_successor() {
+    let namespace = Namespace::new("successor");
+    let listener = namespace.enter(|| TcpListener::bind("127.0.0.1:0").expect("listen"));
+    let (replace, orders) = mpsc::channel::<Same>();
+    let (done, successors) = mpsc::channel::<Same>();
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            namespace.move_thread();
+            for old in orders {
+                drop(old);
+                if done.send(same(&listener)).is_err() {
+                    break;
+                }
+            }
+        });
+        let mut now = Some(namespace.enter(|| same(&listener)));
+        let (mut gone, mut aborted) = (0, 0);
+        diag(&namespace, &[], |diag| {
+            for at in 0..TRIES {
+                let target = now.as_ref().expect("one").target;
+                // Half the time the successor is there when the act comes; else it comes about now.
+                let wait = at % 2 == 0;
+                let mut next = None;
+                let fates = diag.abort(&[target], |look| {
+                    assert_eq!(look.cookie, target.cookie);
+                    replace.send(now.take().expect("once")).expect("send");
+                    if wait {
+                        next = Some(successors.recv().expect("one"));
+                    }
+                    true
+                });
+                let next = next.unwrap_or_else(|| successors.recv().expect("one"));
+                match fates[..] {
+                    [Fate::Gone] => gone += 1,
+                    [Fate::Aborted] if !wait => aborted += 1,
+                    _ => panic!("{fates:?}"),
+                }
+                assert!(works(&next), "try {at}: the successor was hit");
+                assert_ne!(next.target.cookie, target.cookie);
+                assert_eq!(next.target.tuple, target.tuple);
+                now = Some(next);
+            }
+        });
+        drop(replace);
+        assert_eq!(gone + aborted, TRIES);
+        assert!(gone >= TRIES / 2);
+    });
+}
+
+/// A descriptor's number stands for one socket and then for another, while options are set.
+#[test]
+fn an_option_never_hits_the_successor() {
+    use std::os::unix::fs::MetadataExt as _;
+    let listener = TcpListener::bind("127.0.0.1:0").expect("listen");
+    let to = listener.local_addr().expect("its address");
+    let open = || TcpStream::connect(to).expect("connect");
+    let (meant, foreign) = (open(), open());
+    let mut number = rustix::io::dup(&foreign).expect("a copy");
+    // Descriptors are looked at by their numbers: the one that changes comes first.
+    let first = number.as_raw_fd();
+    let meant = rustix::io::fcntl_dupfd_cloexec(&meant, first + 1).expect("a higher number");
+    let inode = std::fs::metadata(format!("/proc/self/fd/{}", meant.as_raw_fd()));
+    let wanted = [Wanted {
+        inode: inode.expect("its inode").ino() as u32,
+        cookie: sockopt::socket_cookie(&meant).expect("its cookie"),
+    }];
+    let ended = AtomicBool::new(false);
+    let mut by_first = 0;
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !ended.load(Ordering::Relaxed) {
+                for socket in [meant.as_fd(), foreign.as_fd()] {
+                    rustix::io::dup3(socket, &mut number, rustix::io::DupFlags::CLOEXEC)
+                        .expect("replace");
+                }
+            }
+        });
+        for at in 0..TRIES {
+            let reached = reach(&wanted, [std::process::id()], |_, socket| {
+                let limit = Duration::from_secs(5);
+                let given = match socket.tighten(TimeOption::Receive, limit).expect("set") {
+                    Tightened::Ours(given) => given,
+                    other => panic!("{other:?}"),
+                };
+                let hit = sockopt::socket_timeout(&foreign, Timeout::Recv).expect("read");
+                assert_eq!(hit, None, "try {at}: the foreign socket was touched");
+                assert!(socket.give_back(&given).expect("give back"));
+                socket.fd()
+            });
+            assert!(reached.problem.is_none(), "{:?}", reached.problem);
+            let fd = reached.results[0].expect("its own number, at the latest");
+            by_first += usize::from(fd == first);
+        }
+        ended.store(true, Ordering::Relaxed);
+    });
+    assert!(by_first > 0, "the number that changes was never taken");
+}
