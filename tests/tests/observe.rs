@@ -125,7 +125,8 @@ fn events_tell_what_was_decided() {
         (&dialer.pid().into(), &"dial".into())
     );
     let elapsed = timeout["elapsed_ms"].as_u64().expect("ms");
-    assert!((200..=222).contains(&elapsed), "{timeout:#}");
+    // How exact timeouts are is shown in timeouts.rs; this is what is told of one.
+    assert!((200..=400).contains(&elapsed), "{timeout:#}");
     assert_eq!(
         decisions.seen()[0]["kind"],
         "config",
