@@ -11,7 +11,7 @@ use agent_common::{
     classify::{self, Answer, HEAD},
     event::{
         EVENT_EXCHANGE, EVENT_PROBE, OUTCOME_ABANDONED, OUTCOME_CLOSED_EARLY, OUTCOME_GAVE_UP,
-        OUTCOME_OTHER, OUTCOME_RESET, OUTCOME_RESPONSE, OUTCOME_SLOW, OUTCOME_STATUS,
+        OUTCOME_HUNG, OUTCOME_OTHER, OUTCOME_RESET, OUTCOME_RESPONSE, OUTCOME_SLOW, OUTCOME_STATUS,
     },
     stamp::{
         PHASE_OPEN, PROTOCOL_AMQP, PROTOCOL_HTTP1, PROTOCOL_MULTIPLEXED, PROTOCOL_OPAQUE,
@@ -333,6 +333,12 @@ pub unsafe fn closing(stamp: *mut Stamp, now: u64, change: &Change) -> bool {
         if (*row).counted_open != 0
             && counted::is_settled(counted::take(cookie, stamp, row), error == ECONNABORTED)
         {
+            // The agent has ended it, or counted it while it hung: as a probe it has failed.
+            let outcome = if outcome == OUTCOME_ABANDONED {
+                OUTCOME_HUNG
+            } else {
+                outcome
+            };
             probe_ended(stamp, now, us, outcome);
             ended(row);
             return true;

@@ -72,6 +72,11 @@ impl Interpreter {
             .expect("move the interpreter");
     }
 
+    /// Sends it a signal.
+    pub fn signal(&self, signal: Signal) {
+        self.process.signal(signal);
+    }
+
     /// Runs statements; what they define is there for later expressions.
     #[track_caller]
     pub fn run(&mut self, code: &str) {

@@ -27,7 +27,7 @@ use super::{
     waiting::Waiting,
 };
 use crate::{
-    control::api::{self, Event, TimeoutKind, Timestamp},
+    control::api::{self, Event, Timestamp},
     core::{Nanos, RowId},
     kernel::{Kernel, Table, cgroup::Names, clock, events::comm},
     policy::{self, Config, Destination, DestinationArg},
@@ -288,7 +288,7 @@ impl Node {
                     destination: destination.clone(),
                     workload: workload.clone(),
                     netns: netns(&row),
-                    which: TimeoutKind::Connect,
+                    which: view::timeout_kind(event.outcome),
                     value_ms: u64::from(event.timeout_ms),
                     elapsed_ms: event.elapsed_us / 1000,
                     pid: event.pid,

@@ -9,7 +9,7 @@ use agent_common::{
 };
 
 use crate::{
-    core::{BreakerSettings, HungRule, Nanos},
+    core::{BreakerSettings, HungRule, Nanos, WaitLimits},
     policy::{Config, Destination, Hung, Policy, StatusPattern},
 };
 
@@ -37,6 +37,8 @@ pub struct Plan {
     pub settings: Vec<Settings>,
     /// By policy: for the core.
     pub breakers: Vec<Arc<BreakerSettings>>,
+    /// By policy: the timeouts that the agent watches.
+    pub waits: Vec<WaitLimits>,
     /// By policy: the name.
     pub names: Vec<Arc<str>>,
     /// For the kernel's policy trie: key, prefix length, policy.
@@ -57,6 +59,7 @@ impl Plan {
             .iter()
             .map(|policy| Arc::new(breaker_settings(policy)))
             .collect();
+        let waits = policies.iter().map(|policy| wait_limits(policy)).collect();
         let names = policies
             .iter()
             .map(|policy| Arc::from(policy.name.as_str()))
@@ -69,6 +72,7 @@ impl Plan {
         Self {
             settings,
             breakers,
+            waits,
             names,
             entries,
             config,
@@ -92,6 +96,11 @@ impl Plan {
             .unwrap_or(&self.breakers[0])
     }
 
+    /// The timeouts of a row with these settings that the agent watches. Out of range: defaults.
+    pub fn waits(&self, policy: u32) -> &WaitLimits {
+        self.waits.get(policy as usize).unwrap_or(&self.waits[0])
+    }
+
     /// The name of a policy.
     pub fn name(&self, policy: u32) -> &Arc<str> {
         self.names.get(policy as usize).unwrap_or(&self.names[0])
@@ -107,7 +116,9 @@ fn nanos(duration: std::time::Duration) -> Nanos {
 }
 
 fn kernel_settings(policy: &Policy, index: u32, ticks: Ticks) -> Settings {
-    let connect_timeout_ms = millis(policy.timeouts.connect);
+    // A deadline bounds the attempt as well.
+    let connect = policy.timeouts.connect;
+    let connect_timeout_ms = millis(policy.timeouts.deadline.map_or(connect, |d| d.min(connect)));
     Settings {
         connect_timeout_ms,
         syn_timeout_ticks: first_timeout_ticks(connect_timeout_ms, ticks.tick_ns, ticks.syn_linear),
@@ -129,6 +140,15 @@ fn kernel_settings(policy: &Policy, index: u32, ticks: Ticks) -> Settings {
         },
         exchange_gave_up_ms: policy.breaker.gave_up.map_or(0, millis),
         reserved: 0,
+    }
+}
+
+fn wait_limits(policy: &Policy) -> WaitLimits {
+    WaitLimits {
+        read: policy.timeouts.read.map(nanos),
+        deadline: policy.timeouts.deadline.map(nanos),
+        write: policy.timeouts.write.map(nanos),
+        stall: policy.timeouts.stall.map(nanos),
     }
 }
 

@@ -51,7 +51,7 @@ pub async fn text(node: &mut Node) -> Result<String> {
                 breaker: row.would_reject_breaker,
                 ..Rejections::default()
             },
-            connect_timeouts: row.timeouts_connect,
+            timeouts: view::firings(&row),
             transitions: node.tally.transitions(id),
             connect: Latencies {
                 count: row.established,

@@ -270,9 +270,9 @@ async fn serve(
             _ = terminate.recv() => break,
             _ = interrupt.recv() => break,
         }
-        if !node.reactor.is_running() {
+        if !node.reactor.is_running() || !node.waiting.is_running() {
             node.stop();
-            bail!("the event thread has ended unexpectedly; everything is detached");
+            bail!("a thread of the agent has ended unexpectedly; everything is detached");
         }
     }
     let _ = sd_notify::notify(&[sd_notify::NotifyState::Stopping]);

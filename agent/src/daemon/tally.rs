@@ -6,9 +6,9 @@ use std::collections::HashMap;
 use agent_common::{
     OTHER_ROW, Row as KernelRow,
     event::{
-        EVENT_EXCHANGE, OUTCOME_CLOSED_EARLY, OUTCOME_CONNECT_TIMEOUT, OUTCOME_GAVE_UP,
-        OUTCOME_HUNG, OUTCOME_REFUSED, OUTCOME_RESET, OUTCOME_SLOW, OUTCOME_STATUS,
-        OUTCOME_UNREACHABLE,
+        EVENT_EXCHANGE, OUTCOME_CLOSED_EARLY, OUTCOME_CONNECT_TIMEOUT, OUTCOME_DEADLINE,
+        OUTCOME_GAVE_UP, OUTCOME_HUNG, OUTCOME_READ_TIMEOUT, OUTCOME_REFUSED, OUTCOME_RESET,
+        OUTCOME_SLOW, OUTCOME_STALL, OUTCOME_STATUS, OUTCOME_UNREACHABLE, OUTCOME_WRITE_TIMEOUT,
     },
     window::{Call, decode, slot},
 };
@@ -284,6 +284,9 @@ fn outcome(outcome: u32) -> &'static str {
         OUTCOME_STATUS => "status",
         OUTCOME_SLOW => "slow",
         OUTCOME_HUNG => "hung",
+        OUTCOME_READ_TIMEOUT | OUTCOME_STALL => "read_timeout",
+        OUTCOME_WRITE_TIMEOUT => "write_timeout",
+        OUTCOME_DEADLINE => "deadline",
         _ => "other",
     }
 }

@@ -2,11 +2,16 @@
 
 use std::collections::{HashMap, HashSet};
 
-use agent_common::{OTHER_ROW, Row as KernelRow};
+use agent_common::{
+    OTHER_ROW, Row as KernelRow,
+    event::{OUTCOME_DEADLINE, OUTCOME_READ_TIMEOUT, OUTCOME_STALL, OUTCOME_WRITE_TIMEOUT},
+};
 
 use super::{latency::Latencies, plan::Plan};
 use crate::{
-    control::api::{self, Failures, Held, Latency, Rejections, Retry, TimeoutsMs, Windows},
+    control::api::{
+        self, Failures, Held, Latency, Rejections, Retry, TimeoutKind, TimeoutsMs, Windows,
+    },
     core::{
         BreakerView, Floor, Nanos, Reason, ReasonKind, RowId, State, WindowKind, WindowStats,
         window,
@@ -119,12 +124,24 @@ impl Viewer<'_> {
                 self.table.histogram(row.response_histogram).as_ref(),
                 row.response_latency_max_us,
             ),
-            timeouts_ms: TimeoutsMs {
-                connect: (row.settings.connect_timeout_ms != 0
-                    && row.settings.flags & agent_common::row::ROW_PROTECTED == 0)
-                    .then_some(u64::from(row.settings.connect_timeout_ms)),
-                ..TimeoutsMs::default()
-            },
+            timeouts_ms: self.timeouts(row),
+        }
+    }
+
+    /// The timeouts in force; none where the destination is protected.
+    fn timeouts(&self, row: &KernelRow) -> TimeoutsMs {
+        let connect = u64::from(row.settings.connect_timeout_ms);
+        if connect == 0 || row.settings.flags & agent_common::row::ROW_PROTECTED != 0 {
+            return TimeoutsMs::default();
+        }
+        let waits = self.plan.waits(row.settings.policy);
+        TimeoutsMs {
+            connect: Some(connect),
+            read: waits.read.map(Nanos::as_millis),
+            write: waits.write.map(Nanos::as_millis),
+            deadline: waits.deadline.map(Nanos::as_millis),
+            stall: waits.stall.map(Nanos::as_millis),
+            ..TimeoutsMs::default()
         }
     }
 
@@ -193,9 +210,36 @@ pub fn failures(row: &KernelRow) -> Failures {
         closed_early: row.exchange_closed_early,
         gave_up: row.failed_gave_up + row.exchange_gave_up,
         hung: row.exchange_hung,
+        read_timeout: row.exchange_read_timeout,
+        write_timeout: row.exchange_write_timeout,
+        deadline: row.exchange_deadline,
         status: row.exchange_status,
         other: row.failed_other + row.exchange_other,
-        ..Failures::default()
+    }
+}
+
+/// How often each of our timeouts has ended a connection.
+pub fn firings(row: &KernelRow) -> Vec<(&'static str, u64)> {
+    vec![
+        (TimeoutKind::Connect.as_str(), row.timeouts_connect),
+        (TimeoutKind::Read.as_str(), u64::from(row.fired_read)),
+        (TimeoutKind::Write.as_str(), u64::from(row.fired_write)),
+        (TimeoutKind::Stall.as_str(), u64::from(row.fired_stall)),
+        (
+            TimeoutKind::Deadline.as_str(),
+            u64::from(row.fired_deadline),
+        ),
+    ]
+}
+
+/// Which timeout an outcome is of.
+pub fn timeout_kind(outcome: u32) -> TimeoutKind {
+    match outcome {
+        OUTCOME_READ_TIMEOUT => TimeoutKind::Read,
+        OUTCOME_WRITE_TIMEOUT => TimeoutKind::Write,
+        OUTCOME_STALL => TimeoutKind::Stall,
+        OUTCOME_DEADLINE => TimeoutKind::Deadline,
+        _ => TimeoutKind::Connect,
     }
 }
 

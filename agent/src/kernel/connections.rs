@@ -70,6 +70,23 @@ impl Connections {
         });
     }
 
+    /// Calls `found` with the cookie and the stamp of every established connection. Copies all of
+    /// them, so it costs more than [`Connections::each_owed`].
+    pub fn each_open(&self, mut found: impl FnMut(u64, &Stamp)) {
+        for index in 0..CONNECTION_SLOTS {
+            if let Some((cookie, stamp)) = self.copy(index)
+                && stamp.phase == PHASE_OPEN
+            {
+                found(cookie, &stamp);
+            }
+        }
+        self.each_spilled(|cookie, stamp| {
+            if stamp.phase == PHASE_OPEN {
+                found(cookie, stamp);
+            }
+        });
+    }
+
     /// The stamp of the connection with this cookie, if it is still followed.
     pub fn get(&self, cookie: u64) -> Option<Stamp> {
         let index = (cookie as u32) & (CONNECTION_SLOTS - 1);

@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use agent_common::{
     CallWindow, Control, Counters, Row, Settings, Verdict,
+    event::{OUTCOME_DEADLINE, OUTCOME_HUNG, OUTCOME_STALL, OUTCOME_WRITE_TIMEOUT},
     histogram::Histogram,
     verdict::{STATE_HALF_OPEN, pack_probe_slots},
     window::{encode, repaired, slot},
@@ -274,27 +275,57 @@ impl Table {
         }
     }
 
-    /// Counts an exchange that hangs (before it is noted as such), and that it has not ended.
-    pub fn count_hung(&self, index: u32) {
+    /// An exchange is about to be noted in `COUNTED`: from now on ends are looked up there.
+    pub fn open_counted(&self, index: u32) {
         if let Some(row) = self.rows.get(index) {
             // SAFETY: within the mapping.
-            unsafe {
-                half(&raw mut (*row).counted_open).fetch_add(1, Ordering::AcqRel);
-                word(&raw mut (*row).exchange_hung).fetch_add(1, Ordering::AcqRel);
-            }
+            unsafe { half(&raw mut (*row).counted_open).fetch_add(1, Ordering::AcqRel) };
         }
     }
 
-    /// The end of an exchange that hung, where the kernel has not seen to it.
-    pub fn count_hung_end(&self, index: u32, recovered: bool) {
+    /// It is not noted there any more, where the kernel has not taken it out.
+    pub fn close_counted(&self, index: u32) {
         if let Some(row) = self.rows.get(index) {
             // SAFETY: within the mapping.
-            unsafe {
-                half(&raw mut (*row).counted_open).fetch_sub(1, Ordering::AcqRel);
-                if recovered {
-                    word(&raw mut (*row).hung_recovered).fetch_add(1, Ordering::AcqRel);
-                }
+            unsafe { half(&raw mut (*row).counted_open).fetch_sub(1, Ordering::AcqRel) };
+        }
+    }
+
+    /// Counts an outcome that the agent has found itself (`OUTCOME_`).
+    pub fn count_outcome(&self, index: u32, outcome: u32) {
+        let Some(row) = self.rows.get(index) else {
+            return;
+        };
+        // SAFETY: within the mapping.
+        unsafe {
+            let counter = match outcome {
+                OUTCOME_HUNG => &raw mut (*row).exchange_hung,
+                OUTCOME_WRITE_TIMEOUT => &raw mut (*row).exchange_write_timeout,
+                OUTCOME_DEADLINE => &raw mut (*row).exchange_deadline,
+                _ => &raw mut (*row).exchange_read_timeout,
+            };
+            word(counter).fetch_add(1, Ordering::AcqRel);
+        }
+    }
+
+    /// Counts a timeout that has fired, or in observe mode would have.
+    pub fn count_firing(&self, index: u32, outcome: u32, would: bool) {
+        let Some(row) = self.rows.get(index) else {
+            return;
+        };
+        // SAFETY: within the mapping.
+        unsafe {
+            if would {
+                word(&raw mut (*row).would_timeout).fetch_add(1, Ordering::AcqRel);
+                return;
             }
+            let counter = match outcome {
+                OUTCOME_WRITE_TIMEOUT => &raw mut (*row).fired_write,
+                OUTCOME_STALL => &raw mut (*row).fired_stall,
+                OUTCOME_DEADLINE => &raw mut (*row).fired_deadline,
+                _ => &raw mut (*row).fired_read,
+            };
+            half(counter).fetch_add(1, Ordering::AcqRel);
         }
     }
 

@@ -67,8 +67,8 @@ pub struct RowMetrics {
     pub rejected: Rejections,
     /// Calls that observe mode let pass.
     pub would_reject: Rejections,
-    /// Connects ended by our connect timeout.
-    pub connect_timeouts: u64,
+    /// Connections ended by each of our timeouts.
+    pub timeouts: Vec<(&'static str, u64)>,
     /// Changes of state so far.
     pub transitions: Vec<Transition>,
     /// Latencies of established connects.

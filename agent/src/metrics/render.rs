@@ -94,7 +94,7 @@ struct Series {
     established: u64,
     in_flight: u64,
     abandoned: u64,
-    connect_timeouts: u64,
+    timeouts: BTreeMap<&'static str, u64>,
     failures: BTreeMap<&'static str, u64>,
     rejected: BTreeMap<&'static str, u64>,
     would_reject: BTreeMap<&'static str, u64>,
@@ -136,7 +136,6 @@ impl Series {
             (&mut self.established, row.established),
             (&mut self.in_flight, row.in_flight),
             (&mut self.abandoned, row.abandoned),
-            (&mut self.connect_timeouts, row.connect_timeouts),
         ] {
             *sum = sum.saturating_add(count);
         }
@@ -145,6 +144,8 @@ impl Series {
             &Failures::each(&row.failures),
             &OUTCOMES,
         );
+        let always = [TimeoutKind::Connect.as_str()];
+        add(&mut self.timeouts, &row.timeouts, &always);
         let always = ["breaker"];
         add(
             &mut self.rejected,
@@ -174,9 +175,8 @@ impl Series {
         page.number(declared::ESTABLISHED, &row, &[], self.established);
         page.number(declared::IN_FLIGHT, &row, &[], self.in_flight);
         page.number(declared::ABANDONED, &row, &[], self.abandoned);
-        let kind = TimeoutKind::Connect.as_str();
-        page.number(declared::TIMEOUTS, &row, &[kind], self.connect_timeouts);
         for (metric, counts) in [
+            (declared::TIMEOUTS, &self.timeouts),
             (declared::FAILURES, &self.failures),
             (declared::REJECTED, &self.rejected),
             (declared::WOULD_REJECT, &self.would_reject),

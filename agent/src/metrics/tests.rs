@@ -31,7 +31,7 @@ fn row(destination: &str) -> RowMetrics {
             ..Rejections::default()
         },
         would_reject: Rejections::default(),
-        connect_timeouts: 0,
+        timeouts: vec![("connect", 0)],
         transitions: vec![Transition {
             from: State::Closed,
             to: State::Open,

@@ -12,10 +12,6 @@ use super::{
 /// `failure_status` that is 5xx), anything else is read and checked only. Entries come off this list
 /// as the parts are built.
 pub(super) const NOT_ENFORCED: &[&str] = &[
-    "timeouts.read",
-    "timeouts.write",
-    "timeouts.deadline",
-    "timeouts.stall",
     "timeouts.keepalive",
     "timeouts.read_action",
     "breaker.scope",

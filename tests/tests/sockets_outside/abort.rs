@@ -184,9 +184,11 @@ fn a_namespace_can_go() {
         let place = Place { inode, pids: &[] };
         namespaces.diag(place, |diag| diag.dump(&[], false, |_| {}).expect("dump"))
     };
+    let devices =
+        || outer.enter(|| fs::read_to_string("/proc/thread-self/net/dev").expect("devices"));
     ask().expect("by its name");
+    assert!(devices().contains("v0:"));
     drop(inner);
-    let devices = || outer.enter(|| fs::read_to_string("/proc/net/dev").expect("devices"));
     wait::until("the link to go with its namespace", SOON, || {
         (!devices().contains("v0:")).then_some(())
     });

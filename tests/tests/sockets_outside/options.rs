@@ -254,6 +254,40 @@ fn another_process_was_handed_it() {
     assert_eq!(other.errno("s.recv(1)"), EAGAIN);
 }
 
+/// Descriptors of this process that are this socket, or a handle of this process.
+fn held(inode: u32, pid: u32) -> usize {
+    let leads = |fd: &std::fs::DirEntry| {
+        let link = std::fs::read_link(fd.path()).unwrap_or_default();
+        let info = std::path::Path::new("/proc/self/fdinfo").join(fd.file_name());
+        let info = std::fs::read_to_string(info).unwrap_or_default();
+        link.to_string_lossy() == format!("socket:[{inode}]")
+            || info.lines().any(|line| line == format!("Pid:\t{pid}"))
+    };
+    let ours = std::fs::read_dir("/proc/self/fd").expect("list").flatten();
+    ours.filter(leads).count()
+}
+
+#[test]
+fn no_copy_outlives_the_call() {
+    need!("python3");
+    let (mut scene, _server, target) = start("copy");
+    scene
+        .python
+        .value("(copies := [s.dup() for _ in range(9)]) and 0");
+    let wanted = wanted(&scene, &target);
+    let pid = scene.pid();
+    let before = held(wanted.inode, pid);
+    let during = reach(&[wanted], [pid], |_, _| held(wanted.inode, pid)).results;
+    assert_eq!(during, [Some(before + 2)]);
+    assert_eq!(held(wanted.inode, pid), before);
+    let other = Wanted {
+        cookie: wanted.cookie + 1,
+        ..wanted
+    };
+    assert_eq!(reach(&[other], [pid], |_, _| ()).results, [None]);
+    assert_eq!(held(wanted.inode, pid), before);
+}
+
 /// An inode alone does not do: the cookie is compared.
 #[test]
 fn another_cookie_is_another_socket() {

@@ -123,7 +123,9 @@ fn an_option_never_hits_the_successor() {
     let mut number = rustix::io::dup(&foreign).expect("a copy");
     // Descriptors are looked at by their numbers: the one that changes comes first.
     let first = number.as_raw_fd();
-    let meant = rustix::io::fcntl_dupfd_cloexec(&meant, first + 1).expect("a higher number");
+    let original = meant;
+    let meant = rustix::io::fcntl_dupfd_cloexec(&original, first + 1).expect("a higher number");
+    drop(original);
     let inode = std::fs::metadata(format!("/proc/self/fd/{}", meant.as_raw_fd()));
     let wanted = [Wanted {
         inode: inode.expect("its inode").ino() as u32,

@@ -12,6 +12,7 @@ mod rounds;
 mod rules;
 mod simulation;
 mod table;
+mod waits;
 mod windows;
 
 use std::sync::Arc;

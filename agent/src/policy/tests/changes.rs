@@ -124,8 +124,6 @@ fn what_has_no_effect_yet_is_said() {
     assert_eq!(
         config.warnings(),
         [
-            format!("defaults: timeouts.read = 10s {end}"),
-            format!("policy \"a\": timeouts.read = 3s {end}"),
             format!("policy \"a\": timeouts.read_action = option {end}"),
             format!("policy \"a\": breaker.scope = node {end}"),
             format!("policy \"a\": breaker.on_open = abort {end}"),

@@ -1,0 +1,102 @@
+//! Which timeout of an exchange fires, and when.
+
+use crate::core::{
+    Nanos,
+    hung::Wait,
+    waits::{Limit, Progress, WaitLimits},
+};
+
+fn ms(n: u64) -> Nanos {
+    Nanos::from_millis(n)
+}
+
+#[test]
+fn the_first_of_those_that_are_on() {
+    // Asked for two seconds: a slow upload.
+    let wait = Wait {
+        begun: ms(1_000),
+        asked: ms(3_000),
+    };
+    for (read, deadline, wanted) in [
+        (None, None, None),
+        (Some(500), None, Some((3_500, Limit::Read, 500, 3_000))),
+        (
+            None,
+            Some(4_000),
+            Some((5_000, Limit::Deadline, 4_000, 1_000)),
+        ),
+        (
+            Some(500),
+            Some(4_000),
+            Some((3_500, Limit::Read, 500, 3_000)),
+        ),
+        (
+            Some(5_000),
+            Some(4_000),
+            Some((5_000, Limit::Deadline, 4_000, 1_000)),
+        ),
+    ] {
+        let limits = WaitLimits {
+            read: read.map(ms),
+            deadline: deadline.map(ms),
+            ..WaitLimits::default()
+        };
+        let due = limits.due(wait).map(|due| {
+            let millis = |time: Nanos| time.as_millis();
+            (
+                millis(due.at),
+                due.limit,
+                millis(due.value),
+                millis(due.since),
+            )
+        });
+        assert_eq!(due, wanted);
+        let shortest = [read, deadline].into_iter().flatten().min();
+        assert_eq!(limits.look_every(), shortest.map(|value| ms(value).half()));
+    }
+}
+
+#[test]
+fn times_at_the_end_of_all_time_never_come() {
+    let limits = WaitLimits {
+        read: Some(Nanos::MAX),
+        ..WaitLimits::default()
+    };
+    let wait = Wait {
+        begun: ms(1),
+        asked: ms(1),
+    };
+    assert_eq!(limits.due(wait).map(|due| due.at), Some(Nanos::MAX));
+}
+
+#[test]
+fn data_that_lies_still() {
+    let mut progress = Progress::default();
+    let mut see = |at, acked, queued| progress.see(ms(at), acked, queued).map(Nanos::as_millis);
+    // Nothing queued, then something, which moves, stops, moves, and is through.
+    assert_eq!(see(10, 1, 0), None);
+    assert_eq!(see(20, 1, 500), Some(20));
+    assert_eq!(see(30, 200, 300), Some(30));
+    assert_eq!(see(40, 200, 300), Some(30));
+    // More is queued behind it: that is no progress.
+    assert_eq!(see(50, 200, 900), Some(30));
+    assert_eq!(see(60, 201, 899), Some(60));
+    assert_eq!(see(70, 1100, 0), None);
+    assert_eq!(see(80, 1100, 1), Some(80));
+    assert!(progress.is_queued());
+}
+
+#[test]
+fn how_often_is_looked() {
+    let limits = |read: Option<u64>, write: Option<u64>| WaitLimits {
+        read: read.map(ms),
+        write: write.map(ms),
+        ..WaitLimits::default()
+    };
+    assert_eq!(limits(None, None).look_every(), None);
+    assert_eq!(limits(Some(3_000), None).look_every(), Some(ms(1_500)));
+    assert_eq!(limits(Some(3_000), Some(100)).look_every(), Some(ms(25)));
+    assert_eq!(limits(None, Some(60_000)).look_every(), Some(ms(200)));
+    assert!(!limits(Some(1), None).watch_connections());
+    assert!(limits(None, Some(1)).watch_connections());
+}

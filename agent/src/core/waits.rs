@@ -1,0 +1,109 @@
+//! How long an exchange may wait, and data may lie still: the timeouts that the agent watches
+//! itself.
+
+use super::{Nanos, hung::Wait};
+
+/// The timeouts of a policy; `None`: off.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct WaitLimits {
+    /// Longest silence while an answer is owed, from the last byte of the request.
+    pub read: Option<Nanos>,
+    /// Longest time of the whole exchange, from its beginning.
+    pub deadline: Option<Nanos>,
+    /// Longest time in which queued data makes no progress.
+    pub write: Option<Nanos>,
+    /// Longest silence in the middle of an answer.
+    pub stall: Option<Nanos>,
+}
+
+/// Which timeout.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Limit {
+    /// The answer is owed for too long.
+    Read,
+    /// The whole operation took too long.
+    Deadline,
+    /// Queued data made no progress.
+    Write,
+    /// An answer stopped in the middle.
+    Stall,
+}
+
+/// The next timeout of an exchange.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Due {
+    /// When it fires.
+    pub at: Nanos,
+    /// Which one.
+    pub limit: Limit,
+    /// Its value.
+    pub value: Nanos,
+    /// Since when it counts.
+    pub since: Nanos,
+}
+
+impl WaitLimits {
+    /// Which timeout fires first for an exchange without an answer; `None` when all are off. The
+    /// read timeout's time moves while the program goes on sending.
+    pub fn due(&self, wait: Wait) -> Option<Due> {
+        let due = |limit, value: Option<Nanos>, since: Nanos| {
+            value.map(|value| Due {
+                at: since + value,
+                limit,
+                value,
+                since,
+            })
+        };
+        let read = due(Limit::Read, self.read, wait.asked);
+        let deadline = due(Limit::Deadline, self.deadline, wait.begun);
+        [read, deadline].into_iter().flatten().min_by_key(|d| d.at)
+    }
+
+    /// Whether the agent has to look at connections at all on which no answer is owed.
+    pub fn watch_connections(&self) -> bool {
+        self.write.is_some() || self.stall.is_some()
+    }
+
+    /// How often to look, so that none is noticed much too late: twice in the time of an exchange,
+    /// which has a timer of its own once it was seen; four times in the others, which are only
+    /// noticed by looking. `None`: all are off.
+    pub fn look_every(&self) -> Option<Nanos> {
+        let halves = [self.read, self.deadline].into_iter().flatten();
+        let quarters = [self.write, self.stall].into_iter().flatten();
+        let halves = halves.map(Nanos::half);
+        let quarters = quarters.map(|value| value.half().half().min(LONGEST_QUARTER));
+        halves.chain(quarters).min()
+    }
+}
+
+/// Queued data is looked at at least this often: with it, a write timeout is late by at most twice
+/// as much.
+const LONGEST_QUARTER: Nanos = Nanos::from_millis(200);
+
+/// Whether the data that a program has queued moves.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Progress {
+    acked: u64,
+    /// `None`: nothing was queued at the last look.
+    still_since: Option<Nanos>,
+}
+
+impl Progress {
+    /// Notes a look: bytes that the peer has acknowledged since the beginning, and bytes that it
+    /// has not. Returns since when nothing has moved, though something is queued.
+    pub fn see(&mut self, now: Nanos, acked: u64, queued: u64) -> Option<Nanos> {
+        let moved = acked != self.acked;
+        self.acked = acked;
+        self.still_since = match self.still_since {
+            _ if queued == 0 => None,
+            Some(since) if !moved => Some(since),
+            _ => Some(now),
+        };
+        self.still_since
+    }
+
+    /// Whether something was queued at the last look.
+    pub fn is_queued(&self) -> bool {
+        self.still_since.is_some()
+    }
+}

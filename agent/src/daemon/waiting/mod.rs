@@ -1,0 +1,284 @@
+//! Exchanges that wait for an answer: a thread that finds those that hang (`core::hung`), and ends
+//! those that a timeout of their policy is for (`core::waits`).
+//!
+//! An exchange that waits makes no event. The thread looks at every connection on which an answer
+//! is owed, which takes about a millisecond: once a second, or twice in the shortest timeout. Between
+//! two looks it sleeps until the next timeout of those that it has seen, so that each fires when it
+//! should. Where a policy sets a write or stall timeout, it asks the kernel about connections on which
+//! data may lie still ([`still`]).
+
+mod abort;
+mod hung;
+mod still;
+mod timeouts;
+
+use std::{
+    collections::HashMap,
+    sync::{Arc, mpsc},
+    time::Duration,
+};
+
+use agent_common::{
+    Event as KernelEvent, EventKind, OTHER_ROW, Row, Stamp, event::EVENT_EXCHANGE,
+    row::ROW_PROTECTED, stamp::STAMP_UNJUDGED,
+};
+use anyhow::{Context as _, Result};
+
+use super::{
+    canary::Hidden,
+    plan::Plan,
+    reactor::{Command, Commander},
+};
+use crate::{
+    core::{Nanos, RowId, hung::Wait},
+    kernel::{Connections, Table, clock},
+};
+use abort::Aborter;
+use hung::HungWatch;
+use still::StillWatch;
+use timeouts::Timeouts;
+
+/// How often is looked at most: with shorter timeouts, the first look may come too late.
+const SHORTEST_LOOK: Nanos = Nanos::from_millis(10);
+/// How often is looked at least.
+const LONGEST_LOOK: Nanos = Nanos::from_secs(1);
+/// When looks are further apart than this beyond their time, the agent itself was stopped: what it
+/// sees first may be the end of a silence that it slept through, and it looks again before it acts.
+const ASLEEP: Nanos = Nanos::from_secs(2);
+
+/// What the thread is told.
+enum Order {
+    /// A new configuration.
+    Plan(Arc<Plan>),
+    /// End.
+    Stop,
+}
+
+/// The thread's handle.
+pub struct Waiting {
+    orders: mpsc::Sender<Order>,
+    thread: Option<std::thread::JoinHandle<()>>,
+}
+
+impl Waiting {
+    /// Starts the thread.
+    ///
+    /// # Errors
+    /// When the system gives no thread.
+    pub fn start(
+        table: Arc<Table>,
+        connections: Arc<Connections>,
+        plan: Arc<Plan>,
+        hidden: Hidden,
+        commander: Commander,
+    ) -> Result<Self> {
+        let (orders, receiver) = mpsc::channel();
+        let shared = Shared {
+            table,
+            connections,
+            plan,
+            hidden,
+            commander,
+        };
+        let thread = std::thread::Builder::new()
+            .name("backstop-waits".into())
+            .spawn(move || run(shared, &receiver))
+            .context("start the thread that looks at waiting exchanges")?;
+        Ok(Self {
+            orders,
+            thread: Some(thread),
+        })
+    }
+
+    /// Takes over a configuration.
+    pub fn plan(&self, plan: Arc<Plan>) {
+        // A thread that is gone is noticed by whoever runs the loop.
+        let _ = self.orders.send(Order::Plan(plan));
+    }
+
+    /// Whether the thread still runs.
+    pub fn is_running(&self) -> bool {
+        self.thread
+            .as_ref()
+            .is_some_and(|thread| !thread.is_finished())
+    }
+
+    /// Ends the thread and waits for it.
+    pub fn stop(&mut self) {
+        let _ = self.orders.send(Order::Stop);
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Drop for Waiting {
+    fn drop(&mut self) {
+        self.stop();
+    }
+}
+
+fn run(mut shared: Shared, orders: &mpsc::Receiver<Order>) {
+    let mut hung = HungWatch::default();
+    let mut timeouts = Timeouts::default();
+    let mut still = StillWatch::default();
+    let mut aborter = Aborter::default();
+    let mut last = clock::now();
+    let mut next = last;
+    loop {
+        let now = clock::now();
+        let wake = timeouts.next().map_or(next, |at| at.min(next));
+        match orders.recv_timeout(Duration::from_nanos((wake - now).0)) {
+            Ok(Order::Plan(plan)) => {
+                shared.plan = plan;
+                // What was put off for a second may be due in a moment now.
+                next = clock::now();
+            }
+            Err(mpsc::RecvTimeoutError::Timeout) => {}
+            Ok(Order::Stop) | Err(mpsc::RecvTimeoutError::Disconnected) => return,
+        }
+        let now = clock::now();
+        let slept = now - wake > ASLEEP;
+        if now >= next || slept {
+            let owed = shared.owed();
+            hung.look(&shared, &owed, now, slept);
+            timeouts.look(&shared, &owed, now, slept);
+            still.look(&shared, &mut aborter, now, slept);
+            last = now;
+        }
+        if !slept {
+            timeouts.fire(&shared, &mut aborter, now);
+        }
+        next = last + shared.look_every();
+    }
+}
+
+/// One exchange that waits, and the row that it belongs to.
+#[derive(Clone, Copy)]
+struct Owed {
+    cookie: u64,
+    number: u32,
+    stamp: Stamp,
+    wait: Wait,
+}
+
+impl Owed {
+    fn of(cookie: u64, stamp: &Stamp) -> Option<Self> {
+        let (number, begun_us) = stamp.owed()?;
+        if !is_ours(stamp) {
+            return None;
+        }
+        Some(Self {
+            cookie,
+            number,
+            stamp: *stamp,
+            wait: Wait {
+                begun: Nanos(begun_us * 1000),
+                asked: Nanos(stamp.begun_ns),
+            },
+        })
+    }
+
+    fn row(&self) -> RowId {
+        row_of(&self.stamp)
+    }
+
+    /// Which exchange.
+    fn id(&self) -> (u64, u32) {
+        (self.cookie, self.number)
+    }
+}
+
+/// Whether a connection is judged and bounded at all, as far as its stamp says.
+fn is_ours(stamp: &Stamp) -> bool {
+    stamp.row != OTHER_ROW && stamp.flags & STAMP_UNJUDGED == 0
+}
+
+fn row_of(stamp: &Stamp) -> RowId {
+    RowId {
+        index: stamp.row,
+        incarnation: stamp.incarnation,
+    }
+}
+
+/// A failure, as the kernel would tell of it.
+fn failure(stamp: &Stamp, outcome: u32, now: Nanos, seq: u64, elapsed: Nanos) -> KernelEvent {
+    KernelEvent {
+        kind: EventKind::FAILURE,
+        row: stamp.row,
+        incarnation: stamp.incarnation,
+        generation: stamp.generation,
+        at_ns: now.0,
+        seq,
+        elapsed_us: elapsed.0 / 1000,
+        outcome,
+        errno: 0,
+        pid: stamp.pid,
+        tid: stamp.tid,
+        timeout_ms: 0,
+        flags: EVENT_EXCHANGE,
+        comm: stamp.comm,
+    }
+}
+
+/// What all parts work with.
+struct Shared {
+    table: Arc<Table>,
+    connections: Arc<Connections>,
+    plan: Arc<Plan>,
+    hidden: Hidden,
+    commander: Commander,
+}
+
+impl Shared {
+    /// Exchanges without an answer, of rows that are judged.
+    fn owed(&self) -> Vec<Owed> {
+        let mut all = Vec::new();
+        self.connections
+            .each_owed(|cookie, stamp| all.extend(Owed::of(cookie, stamp)));
+        all
+    }
+
+    /// The same exchange as it is now, if no answer has come yet.
+    fn again(&self, owed: &Owed) -> Option<Owed> {
+        let stamp = self.connections.get(owed.cookie)?;
+        let again = Owed::of(owed.cookie, &stamp)?;
+        (again.number == owed.number && again.row() == owed.row()).then_some(again)
+    }
+
+    /// The row, if its exchanges are judged and bounded at all.
+    fn row(&self, id: RowId) -> Option<Row> {
+        self.table.owned(id).filter(|row| {
+            row.settings.flags & ROW_PROTECTED == 0 && !self.hidden.contains(row.key.cgroup_id)
+        })
+    }
+
+    /// Tells the event thread, which judges the window.
+    fn found(&self, event: KernelEvent) {
+        self.commander.send(Command::Found(event));
+    }
+
+    /// How often to look: as the shortest timeout needs it.
+    fn look_every(&self) -> Nanos {
+        let limits = self
+            .plan
+            .waits
+            .iter()
+            .filter_map(|waits| waits.look_every());
+        let hung = self.plan.breakers.iter().filter_map(|b| b.hung.shortest());
+        let shortest = limits.chain(hung.map(Nanos::half)).min();
+        shortest.map_or(LONGEST_LOOK, |every| {
+            every.clamp(SHORTEST_LOOK, LONGEST_LOOK)
+        })
+    }
+}
+
+/// Rows that were looked up, so that ten thousand exchanges of one row take one look.
+#[derive(Default)]
+struct Rows(HashMap<RowId, Option<Row>>);
+
+impl Rows {
+    fn get(&mut self, shared: &Shared, id: RowId) -> Option<&Row> {
+        self.0.entry(id).or_insert_with(|| shared.row(id)).as_ref()
+    }
+}
