@@ -56,11 +56,6 @@ impl Interpreter {
         }
     }
 
-    /// Sends it a signal.
-    pub fn signal(&self, signal: Signal) {
-        self.process.signal(signal);
-    }
-
     /// Kills it and waits for its end.
     pub fn kill(self) {
         drop(self);
