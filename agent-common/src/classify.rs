@@ -2,9 +2,12 @@
 //!
 //! Nothing here needs more than [`HEAD`] bytes, and nothing looks inside encrypted data.
 
-use crate::stamp::{
-    PROTOCOL_AMQP, PROTOCOL_HTTP1, PROTOCOL_MULTIPLEXED, PROTOCOL_OPAQUE, PROTOCOL_TLS,
-    PROTOCOL_TUNNEL,
+use crate::{
+    stamp::{
+        PROTOCOL_AMQP, PROTOCOL_HTTP1, PROTOCOL_MULTIPLEXED, PROTOCOL_OPAQUE, PROTOCOL_SSH,
+        PROTOCOL_TLS, PROTOCOL_TUNNEL, PROTOCOL_UNKNOWN,
+    },
+    tls,
 };
 
 /// Bytes of a payload that are looked at.
@@ -12,11 +15,6 @@ pub const HEAD: usize = 24;
 
 /// Of the protocols up to this number an answer's first bytes may tell its status.
 pub const LAST_WITH_STATUS: u32 = PROTOCOL_HTTP1;
-
-/// TLS record types (RFC 8446, section 5.1).
-const TLS_CHANGE_CIPHER_SPEC: u8 = 20;
-const TLS_HANDSHAKE: u8 = 22;
-const TLS_APPLICATION_DATA: u8 = 23;
 
 /// What an answer is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -28,21 +26,36 @@ pub enum Answer {
     Interim = 1,
     /// An answer that says that the server failed.
     Failed = 2,
+    /// An answer that asks for fewer calls, and no failure: HTTP 429, an account's own limit.
+    Throttled = 3,
+    /// HTTP 503, which may have Retry-After.
+    Unavailable = 4,
+    /// HTTP 503 with Retry-After.
+    UnavailableForNow = 5,
 }
 
-/// Whether the bytes are a TLS record header of this major version.
-#[inline(always)]
-fn is_tls_record(head: &[u8; HEAD]) -> bool {
-    (head[0] >= TLS_CHANGE_CIPHER_SPEC && head[0] <= TLS_APPLICATION_DATA)
-        && head[1] == 3
-        && head[2] <= 4
+impl Answer {
+    /// Whether it says that the server failed.
+    #[inline(always)]
+    pub fn is_failure(self) -> bool {
+        matches!(
+            self,
+            Self::Failed | Self::Unavailable | Self::UnavailableForNow
+        )
+    }
+
+    /// Whether it asks for fewer calls.
+    #[inline(always)]
+    pub fn is_throttled(self) -> bool {
+        matches!(self, Self::Throttled | Self::UnavailableForNow)
+    }
 }
 
 /// The protocol from the first payload bytes that a client sends (`length` of them are real, the
 /// rest is zero).
 #[inline(always)]
 pub fn protocol(head: &[u8; HEAD], length: usize) -> u32 {
-    if length >= 5 && head[0] == TLS_HANDSHAKE && is_tls_record(head) {
+    if length >= tls::HEADER && is_tls_handshake(head) {
         return PROTOCOL_TLS;
     }
     // HTTP/2 (RFC 9113, section 3.4) and AMQP begin with a preface.
@@ -57,6 +70,9 @@ pub fn protocol(head: &[u8; HEAD], length: usize) -> u32 {
     }
     if is_http_method(head) {
         return PROTOCOL_HTTP1;
+    }
+    if word(head) == u32::from_ne_bytes(*b"SSH-") {
+        return PROTOCOL_SSH;
     }
     PROTOCOL_OPAQUE
 }
@@ -93,15 +109,29 @@ pub fn begins_http_request(head: &[u8; HEAD]) -> bool {
     head[0].is_ascii_uppercase() && head[1].is_ascii_uppercase() && head[2].is_ascii_uppercase()
 }
 
-/// Bytes of a farewell.
-pub const FAREWELL: usize = 5;
-
-/// Whether a payload of [`FAREWELL`] bytes says goodbye, which is owed no answer but the end:
-/// PostgreSQL's Terminate, MySQL's COM_QUIT.
+/// Whether a payload of this length can be a farewell at all.
 #[inline(always)]
-pub fn is_farewell(head: &[u8; HEAD]) -> bool {
-    (head[0] == b'X' && word(head) == u32::from_ne_bytes(*b"X\0\0\0") && head[4] == 4)
-        || (word(head) == u32::from_ne_bytes([1, 0, 0, 0]) && head[4] == 1)
+pub fn may_be_farewell(length: u32) -> bool {
+    matches!(length, 2 | 5 | 6 | 7 | 16)
+}
+
+/// Whether a payload says goodbye, which is owed no answer but the end: PostgreSQL's Terminate and
+/// CancelRequest (a connection of its own), MySQL's COM_QUIT, memcached's quit, MQTT's DISCONNECT
+/// (OASIS, section 3.14), LDAP's unbind (RFC 4511, section 4.3).
+#[inline(always)]
+pub fn is_farewell(head: &[u8; HEAD], length: u32) -> bool {
+    let first = word(head);
+    match length {
+        2 => head[0] == 0xe0,
+        5 => {
+            (first == u32::from_ne_bytes(*b"X\0\0\0") && head[4] == 4)
+                || (first == u32::from_ne_bytes([1, 0, 0, 0]) && head[4] == 1)
+        }
+        6 => first == u32::from_ne_bytes(*b"quit") && head[4] == b'\r',
+        7 => first == u32::from_ne_bytes([0x30, 5, 2, 1]),
+        16 => starts(head, &[0, 0, 0, 16, 0x04, 0xd2, 0x16, 0x2e]),
+        _ => false,
+    }
 }
 
 /// Whether a payload on a multiplexed connection can ask for something. HTTP/2 frames that keep
@@ -112,9 +142,6 @@ pub fn begins_stream(head: &[u8; HEAD]) -> bool {
     !matches!(head[3], 3 | 4 | 6 | 7 | 8)
 }
 
-/// Bytes of a TLS 1.3 record with an alert in it: header, level and description, inner type, tag.
-const TLS13_ALERT: u32 = 5 + 2 + 1 + 16;
-
 /// Whether a payload on an AMQP connection can ask for something: a heartbeat (frame type 8; an
 /// empty frame in AMQP 1.0, whose size is 8) does not.
 #[inline(always)]
@@ -123,36 +150,157 @@ pub fn begins_amqp(head: &[u8; HEAD]) -> bool {
     head[0] != 8 && !empty
 }
 
-/// Whether a TLS payload of `length` bytes that a client sends asks for no answer of the
-/// application: it belongs to the handshake, or is an alert that ends the connection (close_notify;
-/// TLS 1.3 encrypts it, and only its length tells).
 #[inline(always)]
-pub fn is_tls_control(head: &[u8; HEAD], length: u32) -> bool {
-    is_tls_record(head)
-        && (head[0] != TLS_APPLICATION_DATA
-            || (length == TLS13_ALERT && head[3] == 0 && head[4] == (TLS13_ALERT - 5) as u8))
+fn tls_record(head: &[u8; HEAD]) -> Option<tls::Record> {
+    tls::record(&[head[0], head[1], head[2], head[3], head[4]])
 }
 
-/// What the first bytes of an answer say (zero beyond its end).
 #[inline(always)]
-pub fn answer(head: &[u8; HEAD], protocol: u32) -> Answer {
+fn is_tls_handshake(head: &[u8; HEAD]) -> bool {
+    const HANDSHAKE: u8 = 22;
+    head[0] == HANDSHAKE && tls_record(head).is_some()
+}
+
+/// Whether a payload of `length` bytes, on a connection that began with something else, begins TLS:
+/// a record of the handshake with a ClientHello in it.
+#[inline(always)]
+pub fn begins_tls(head: &[u8; HEAD], length: u32) -> bool {
+    length >= 24 && is_tls_handshake(head) && head[5] == 1
+}
+
+/// Whether a TLS payload that a client sends after the handshake asks for something: data of the
+/// application, and no alert.
+#[inline(always)]
+pub fn is_tls_request(head: &[u8; HEAD]) -> bool {
+    tls_record(head).is_some_and(tls::Record::is_data)
+}
+
+/// Whether a TLS payload that a server sends is an alert, or anything else that answers no request
+/// of the application.
+#[inline(always)]
+pub fn is_tls_alert(head: &[u8; HEAD]) -> bool {
+    tls_record(head).is_some_and(tls::Record::is_alert)
+}
+
+/// What the first bytes of an answer of `length` bytes say (zero beyond its end). A protocol that is
+/// not known yet means that the server speaks first.
+#[inline(always)]
+pub fn answer(head: &[u8; HEAD], protocol: u32, length: u32) -> Answer {
     if protocol == PROTOCOL_HTTP1 {
         return http(head);
     }
-    if protocol == PROTOCOL_OPAQUE && (redis_failed(head) || postgres_failed(head)) {
-        return Answer::Failed;
+    if protocol == PROTOCOL_OPAQUE || protocol == PROTOCOL_UNKNOWN {
+        let failed = if protocol == PROTOCOL_UNKNOWN {
+            any_begins(head, &GREETINGS)
+        } else {
+            any_begins(head, &ANSWERS)
+        };
+        if failed || postgres_failed(head) {
+            return Answer::Failed;
+        }
+        if protocol == PROTOCOL_UNKNOWN && http(head).is_failure() {
+            return Answer::Failed;
+        }
+        return mysql(head, length);
     }
     Answer::Plain
 }
 
-/// Redis: errors that speak of the server, not of the command (`-BUSYKEY`, `-BUSYGROUP`).
+// --- the tables: to add a status, add its first bytes
+
+/// The first bytes of a payload, as words and what of them counts.
+#[derive(Clone, Copy)]
+struct Begin([(u64, u64); HEAD / 8]);
+
+const fn begin(text: &str) -> Begin {
+    let text = text.as_bytes();
+    assert!(text.len() <= HEAD);
+    let mut words = [(0, 0); HEAD / 8];
+    let mut i = 0;
+    while i < text.len() {
+        // The first byte is the lowest: both the kernel's targets and all hosts are little-endian.
+        words[i / 8].0 |= (text[i] as u64) << (i % 8 * 8);
+        words[i / 8].1 |= 0xff << (i % 8 * 8);
+        i += 1;
+    }
+    Begin(words)
+}
+
+/// Answers in protocols that we do not know, by which a server says that it cannot serve.
+const ANSWERS: [Begin; 5] = [
+    // Redis: not `-BUSYKEY`, `-BUSYGROUP`, which speak of the command.
+    begin("-LOADING"),
+    begin("-BUSY "),
+    begin("-MASTERDOWN"),
+    begin("-CLUSTERDOWN"),
+    begin("-ERR max number of clien"),
+];
+
+/// Greetings by which a server says that it cannot serve.
+const GREETINGS: [Begin; 6] = [
+    // SMTP (RFC 5321, section 4.2.3) and FTP (RFC 959): not available, closing.
+    begin("421 "),
+    begin("421-"),
+    // NNTP (RFC 3977, section 5.1): temporarily unavailable.
+    begin("400 "),
+    // POP3 (RFC 1939), and Redis with too many clients.
+    begin("-ERR"),
+    // IMAP (RFC 9051, section 7.1.5).
+    begin("* BYE"),
+    // OpenSSH, MaxStartups.
+    begin("Exceeded"),
+];
+
 #[inline(always)]
-fn redis_failed(head: &[u8; HEAD]) -> bool {
-    let first = word(head);
-    first == u32::from_ne_bytes(*b"-LOA")
-        || (first == u32::from_ne_bytes(*b"-BUS") && head[4] == b'Y' && head[5] == b' ')
-        || first == u32::from_ne_bytes(*b"-MAS")
-        || first == u32::from_ne_bytes(*b"-CLU")
+fn any_begins<const N: usize>(head: &[u8; HEAD], with: &[Begin; N]) -> bool {
+    let mut words = [0; HEAD / 8];
+    for (i, word) in words.iter_mut().enumerate() {
+        let at = i * 8;
+        *word = u64::from_le_bytes([
+            head[at],
+            head[at + 1],
+            head[at + 2],
+            head[at + 3],
+            head[at + 4],
+            head[at + 5],
+            head[at + 6],
+            head[at + 7],
+        ]);
+    }
+    let mut i = 0;
+    while i < N {
+        let Begin([first, second, third]) = with[i];
+        if words[0] & first.1 == first.0
+            && words[1] & second.1 == second.0
+            && words[2] & third.1 == third.0
+        {
+            return true;
+        }
+        i += 1;
+    }
+    false
+}
+
+/// MySQL and MariaDB: an error packet (length, number, 0xff, code), as a greeting (number 0) or as an
+/// answer, where `#` and an SQLSTATE follow. Codes that speak of the server, from the manuals' lists
+/// of server errors; those that speak of the account's own limits ask for fewer calls.
+#[inline(always)]
+fn mysql(head: &[u8; HEAD], length: u32) -> Answer {
+    let said = u32::from_le_bytes([head[0], head[1], head[2], 0]);
+    if head[4] != 0xff || length < 9 || said != length.wrapping_sub(4) {
+        return Answer::Plain;
+    }
+    if head[3] != 0 && head[7] != b'#' {
+        return Answer::Plain;
+    }
+    match u16::from_le_bytes([head[5], head[6]]) {
+        // Out of memory, three ways; too many connections; shutting down, three ways; this host is
+        // blocked; no more threads; offline mode.
+        1037 | 1038 | 1041 | 1040 | 1053 | 1079 | 1080 | 1129 | 1135 | 3032 => Answer::Failed,
+        // The account has too many connections, or has used up what it may in an hour.
+        1203 | 1226 => Answer::Throttled,
+        _ => Answer::Plain,
+    }
 }
 
 /// PostgreSQL: an ErrorResponse of severity FATAL whose SQLSTATE is of class 57 (operator
@@ -179,16 +327,50 @@ fn http(head: &[u8; HEAD]) -> Answer {
     if word(head) != u32::from_ne_bytes(*b"HTTP") || head[4] != b'/' || head[8] != b' ' {
         return Answer::Plain;
     }
-    match head[9] {
+    match [head[9], head[10], head[11]] {
         // 101 hands the connection over: that is the answer.
-        b'1' if !(head[10] == b'0' && head[11] == b'1') => Answer::Interim,
-        b'5' => Answer::Failed,
+        [b'1', b'0', b'1'] => Answer::Plain,
+        [b'1', ..] => Answer::Interim,
+        [b'4', b'2', b'9'] => Answer::Throttled,
+        [b'5', b'0', b'3'] => Answer::Unavailable,
+        [b'5', ..] => Answer::Failed,
         _ => Answer::Plain,
+    }
+}
+
+/// Looks for `Retry-After:` in the head of an HTTP response, byte by byte. (Any name that ends so is
+/// taken for it: some say `X-Retry-After`.)
+#[derive(Clone, Copy, Debug, Default)]
+pub struct RetryAfter {
+    /// The last eight bytes, in small letters.
+    last: u64,
+}
+
+impl RetryAfter {
+    /// The next byte. Tells once it is known whether the header is there: it was found, or the head
+    /// has ended.
+    #[inline(always)]
+    pub fn step(&mut self, byte: u8) -> Option<bool> {
+        const NAME: u64 = u64::from_be_bytes(*b"y-after:");
+        /// An empty line, with the bit set that makes letters small.
+        const END: u32 = u32::from_be_bytes(*b"-*-*");
+        self.last = (self.last << 8) | u64::from(byte | 0x20);
+        if self.last == NAME {
+            return Some(true);
+        }
+        if self.last as u32 == END {
+            return Some(false);
+        }
+        None
     }
 }
 
 #[cfg(test)]
 mod tests {
+    extern crate std;
+
+    use std::{vec, vec::Vec};
+
     use super::*;
     use proptest::prelude::*;
 
@@ -207,6 +389,7 @@ mod tests {
             (b"CONNECT a:443 HT", PROTOCOL_TUNNEL),
             (b"PRI * HTTP/2.0\r\n", PROTOCOL_MULTIPLEXED),
             (b"AMQP\0\0\x09\x01", PROTOCOL_AMQP),
+            (b"SSH-2.0-OpenSSH_9\r\n", PROTOCOL_SSH),
             (b"\x16\x03\x01\x02\x00\x01", PROTOCOL_TLS),
             (b"*1\r\n$4\r\nPING\r\n", PROTOCOL_OPAQUE),
             (b"\x16", PROTOCOL_OPAQUE),
@@ -221,7 +404,9 @@ mod tests {
         for (bytes, of, wanted) in [
             (&b"HTTP/1.1 200 OK\r\n"[..], PROTOCOL_HTTP1, Answer::Plain),
             (b"HTTP/1.1 404 No", PROTOCOL_HTTP1, Answer::Plain),
-            (b"HTTP/1.0 503 Se", PROTOCOL_HTTP1, Answer::Failed),
+            (b"HTTP/1.0 503 Se", PROTOCOL_HTTP1, Answer::Unavailable),
+            (b"HTTP/1.1 500 In", PROTOCOL_HTTP1, Answer::Failed),
+            (b"HTTP/1.1 429 To", PROTOCOL_HTTP1, Answer::Throttled),
             (b"HTTP/1.1 100 Co", PROTOCOL_HTTP1, Answer::Interim),
             (b"HTTP/1.1 103 Ea", PROTOCOL_HTTP1, Answer::Interim),
             (b"HTTP/1.1 101 Sw", PROTOCOL_HTTP1, Answer::Plain),
@@ -230,7 +415,14 @@ mod tests {
             (b"-ERR unknown co", PROTOCOL_OPAQUE, Answer::Plain),
             (b"-BUSY Redis is busy", PROTOCOL_OPAQUE, Answer::Failed),
             (b"-BUSYGROUP Consumer", PROTOCOL_OPAQUE, Answer::Plain),
-            (b"HTTP/1.1 503\r\n", PROTOCOL_HTTP1, Answer::Failed),
+            (b"HTTP/1.1 503\r\n", PROTOCOL_HTTP1, Answer::Unavailable),
+            (b"-CLUSTERDOWN The", PROTOCOL_OPAQUE, Answer::Failed),
+            (
+                b"-ERR max number of clients reached\r\n",
+                PROTOCOL_OPAQUE,
+                Answer::Failed,
+            ),
+            (b"421 no article\r\n", PROTOCOL_OPAQUE, Answer::Plain),
             (b"HTTP/1.1 503 Se", PROTOCOL_TUNNEL, Answer::Plain),
             (
                 b"E\0\0\0\x60SFATAL\0VFATAL\0C57P03\0",
@@ -253,7 +445,8 @@ mod tests {
                 Answer::Plain,
             ),
         ] {
-            assert_eq!(answer(&head(bytes), of), wanted, "{bytes:?}");
+            let said = answer(&head(bytes), of, bytes.len() as u32);
+            assert_eq!(said, wanted, "{bytes:?}");
         }
     }
 
@@ -268,25 +461,123 @@ mod tests {
 
     #[test]
     fn farewells() {
-        assert!(is_farewell(&head(b"X\0\0\0\x04")));
-        assert!(is_farewell(&head(b"\x01\0\0\0\x01")));
-        assert!(!is_farewell(&head(b"Q\0\0\0\x04")));
-        assert!(!is_farewell(&head(b"PING\r")));
+        for (text, is_one) in [
+            (&b"X\0\0\0\x04"[..], true),
+            (b"\x01\0\0\0\x01", true),
+            (b"quit\r\n", true),
+            (b"\xe0\0", true),
+            (b"\x30\x05\x02\x01\x07\x42\0", true),
+            (b"\0\0\0\x10\x04\xd2\x16\x2e\0\0\0\x01\0\0\0\x02", true),
+            (b"Q\0\0\0\x04", false),
+            (b"PING\r", false),
+            (b"QUIT\r\n", false),
+            (b"\xc0\0", false),
+            (b"", false),
+        ] {
+            let length = text.len() as u32;
+            assert_eq!(is_farewell(&head(text), length), is_one, "{text:?}");
+            assert!(!is_one || may_be_farewell(length), "{text:?}");
+        }
+    }
+
+    /// An error packet of MySQL's.
+    fn error(number: u8, code: u16, text: &str) -> Vec<u8> {
+        let [low, high] = code.to_le_bytes();
+        let length = text.len() as u8 + 3;
+        let mut packet = vec![length, 0, 0, number, 0xff, low, high];
+        packet.extend_from_slice(text.as_bytes());
+        packet
     }
 
     #[test]
-    fn handshakes() {
-        assert!(is_tls_control(&head(b"\x14\x03\x03\x00\x01\x01\x17"), 80));
-        assert!(is_tls_control(&head(b"\x15\x03\x03\x00\x02"), 7));
-        assert!(!is_tls_control(&head(b"\x17\x03\x03\x00\x50"), 85));
-        assert!(is_tls_control(&head(b"\x17\x03\x03\x00\x13"), 24));
-        assert!(!is_tls_control(&head(b"\x17\x03\x03\x00\x13"), 1000));
+    fn errors_of_mysql() {
+        let says = |bytes: &[u8], of| answer(&head(bytes), of, bytes.len() as u32);
+        for (code, wanted) in [
+            (1040, Answer::Failed),
+            (1053, Answer::Failed),
+            (1129, Answer::Failed),
+            (3032, Answer::Failed),
+            (1203, Answer::Throttled),
+            (1226, Answer::Throttled),
+            // Not this host; access denied; syntax.
+            (1130, Answer::Plain),
+            (1045, Answer::Plain),
+            (1064, Answer::Plain),
+        ] {
+            assert_eq!(says(&error(0, code, "text"), PROTOCOL_UNKNOWN), wanted);
+            let later = error(2, code, "#08004text");
+            assert_eq!(says(&later, PROTOCOL_OPAQUE), wanted, "{code}");
+            assert_eq!(says(&later, PROTOCOL_TLS), Answer::Plain);
+        }
+        // Not alone in its segment, and without an SQLSTATE.
+        let mut more = error(1, 1040, "#08004text");
+        more.push(0);
+        assert_eq!(says(&more, PROTOCOL_OPAQUE), Answer::Plain);
+        assert_eq!(
+            says(&error(1, 1040, "text"), PROTOCOL_OPAQUE),
+            Answer::Plain
+        );
+    }
+
+    #[test]
+    fn greetings() {
+        for (bytes, wanted) in [
+            (&b"220 mail ESMTP\r\n"[..], Answer::Plain),
+            (b"421 4.3.2 closing\r\n", Answer::Failed),
+            (b"421-too many\r\n", Answer::Failed),
+            (b"554 5.7.1 go away\r\n", Answer::Plain),
+            (b"SSH-2.0-OpenSSH_9.2p1\r\n", Answer::Plain),
+            (b"Exceeded MaxStartups\r\n", Answer::Failed),
+            (b"+OK POP3\r\n", Answer::Plain),
+            (b"-ERR [SYS/TEMP] too many\r\n", Answer::Failed),
+            (b"* OK IMAP4rev1\r\n", Answer::Plain),
+            (b"* BYE too many\r\n", Answer::Failed),
+            (b"HTTP/1.1 503 Service Un", Answer::Failed),
+            (b"HTTP/1.1 408 Request Ti", Answer::Plain),
+            (b"\x4a\0\0\0\x0a5.5.5-10.11.19-Mar", Answer::Plain),
+            (b"4", Answer::Plain),
+        ] {
+            let said = answer(&head(bytes), PROTOCOL_UNKNOWN, bytes.len() as u32);
+            assert_eq!(said, wanted, "{bytes:?}");
+        }
+    }
+
+    #[test]
+    fn retry_after() {
+        let finds = |text: &str| {
+            let mut search = RetryAfter::default();
+            text.bytes().find_map(|byte| search.step(byte)) == Some(true)
+        };
+        assert!(finds("HTTP/1.1 503 No\r\nRetry-After: 3\r\n\r\n"));
+        assert!(finds(
+            "HTTP/1.1 503 No\r\nServer: x\r\nretry-after:3\r\n\r\n"
+        ));
+        assert!(!finds("HTTP/1.1 503 No\r\n\r\nRetry-After: 3\r\n"));
+        assert!(!finds("HTTP/1.1 503 No\r\nRetry: 3\r\n\r\n"));
+    }
+
+    #[test]
+    fn records() {
+        assert!(!is_tls_request(&head(b"\x14\x03\x03\x00\x01\x01\x17")));
+        assert!(!is_tls_request(&head(b"\x15\x03\x03\x00\x02")));
+        assert!(is_tls_request(&head(b"\x17\x03\x03\x00\x50")));
+        assert!(!is_tls_request(&head(b"\x17\x03\x03\x00\x13")));
+        // The middle of a record.
+        assert!(!is_tls_request(&head(b"\x17\x99\x03\x00\x50")));
+        assert!(is_tls_alert(&head(b"\x15\x03\x03\x00\x02")));
+        assert!(is_tls_alert(&head(b"\x17\x03\x03\x00\x13")));
+        assert!(!is_tls_alert(&head(b"\x17\x03\x03\x00\x50")));
+        let hello = b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03";
+        assert!(begins_tls(&head(hello), 517));
+        assert!(!begins_tls(&head(b"\x16\x03\x01\x02\x00\x02"), 517));
+        assert!(!begins_tls(&head(hello), 11));
     }
 
     proptest! {
         #[test]
-        fn nothing_panics(bytes: [u8; HEAD], length in 0usize..HEAD, of in 0u32..6) {
-            let _ = (protocol(&bytes, length), answer(&bytes, of), is_tls_control(&bytes, length as u32));
+        fn nothing_panics(bytes: [u8; HEAD], length: u32, of in 0u32..8) {
+            let _ = (protocol(&bytes, length as usize), answer(&bytes, of, length));
+            let _ = (is_tls_request(&bytes), is_tls_alert(&bytes), begins_tls(&bytes, length));
         }
     }
 }

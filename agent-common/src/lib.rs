@@ -17,6 +17,7 @@ pub mod key;
 pub mod row;
 pub mod stamp;
 pub mod syn;
+pub mod tls;
 pub mod verdict;
 pub mod window;
 
@@ -29,7 +30,7 @@ pub use verdict::Verdict;
 pub use window::CallWindow;
 
 /// Version of everything in this crate; raised with any change of layout or meaning.
-pub const ABI_VERSION: u32 = 1;
+pub const ABI_VERSION: u32 = 2;
 
 /// Nanoseconds in a millisecond.
 pub const NANOS_PER_MS: u64 = 1_000_000;

@@ -93,8 +93,8 @@ pub struct Row {
     pub last_connect_ns: u64,
     /// Process (thread group) of the last `connect()`.
     pub last_pid: u32,
-    /// Zero.
-    pub reserved2: u32,
+    /// Lengths and number of the session tickets of TLS 1.3 ([`crate::tls::received`]).
+    pub ticket_lengths: u32,
     /// Failed calls among `connect_calls`.
     pub connect_failures: u64,
 
@@ -131,8 +131,11 @@ pub struct Row {
     pub last_reject_event_ns: u64,
     /// Longest latency of an established connect, us.
     pub connect_latency_max_us: u64,
-    /// Zero.
-    pub reserved4: u64,
+    /// Answers that ask for fewer calls: HTTP 429, 503 with Retry-After, an account's own limit
+    /// (MySQL, MariaDB).
+    pub throttled: u32,
+    /// Connections on which session tickets of TLS 1.3 were seen.
+    pub ticket_connections: u32,
 
     // --- exchanges: written by the kernel with every one
     /// Exchanges begun.
@@ -178,14 +181,17 @@ pub struct Row {
     /// Entries of `COUNTED` for exchanges of this row: the agent adds, whoever takes one subtracts.
     /// While 0, no end is looked up there.
     pub counted_open: u32,
-    /// Zero.
-    pub reserved5: u32,
+    /// Operations ended by their deadline, of exchanges that were not counted as hung before. Not in
+    /// any window.
+    pub exchange_deadline: u32,
     /// Read timeouts, of exchanges that were not counted as hung before.
     pub exchange_read_timeout: u64,
     /// Write timeouts, likewise.
     pub exchange_write_timeout: u64,
-    /// Operations ended by their deadline, likewise. Not in any window.
-    pub exchange_deadline: u64,
+    /// Connections on which the server spoke first. Written by the kernel, as is the next one.
+    pub greeted: u32,
+    /// Connections on which the client spoke first.
+    pub spoke_first: u32,
     /// Read timeouts that fired; as those below, also after the exchange was counted as hung.
     pub fired_read: u32,
     /// Write timeouts that fired.
@@ -194,6 +200,17 @@ pub struct Row {
     pub fired_stall: u32,
     /// Deadlines that fired.
     pub fired_deadline: u32,
+}
+
+/// Connections on which a server must have spoken first until it is known to.
+pub const GREETED_OFTEN: u32 = 3;
+
+impl Row {
+    /// Whether each connection is owed a greeting from its begin.
+    #[inline(always)]
+    pub const fn greets(greeted: u32, spoke_first: u32) -> bool {
+        greeted >= GREETED_OFTEN && spoke_first == 0
+    }
 }
 
 layout!(

@@ -35,7 +35,8 @@ pub struct Stamp {
     pub comm: [u8; COMM_LEN],
 
     // --- exchanges; the egress hook is the only writer of these
-    /// Packed ([`pack_request`]): number of the exchange under way or last ended, and its begin.
+    /// Packed ([`pack_request`]): number of the exchange under way or last ended, its begin, and of
+    /// which kind it is (`KIND_`).
     pub request: u64,
     /// Sequence number after the last new payload byte sent.
     pub out_end: u32,
@@ -47,9 +48,20 @@ pub struct Stamp {
     pub answered_ns: u64,
     /// Sequence number after the last new payload byte received.
     pub in_end: u32,
-    /// Number of the exchange that ended last (16 bits, as in `request`). Advanced by
+    /// Number of the exchange that ended last (14 bits, as in `request`). Advanced by
     /// compare-and-exchange, by an answer or by the end of the connection.
     pub answers: u32,
+
+    // --- what protocols take; the egress hook writes the first two, the ingress hook the others
+    /// Sequence number of the first byte of the request under way: what the peer sends without
+    /// having acknowledged it is no answer.
+    pub request_seq: u32,
+    /// What a TLS client has sent (`STAGE_` in [`crate::tls`]).
+    pub tls_stage: u32,
+    /// What a TLS 1.3 server has sent since the handshake ([`crate::tls::received`]).
+    pub tls_seen: u32,
+    /// Sequence number at which its next record begins; 0: with the next segment.
+    pub tls_next: u32,
 
     // --- written once, when established: how the agent finds the socket from outside
     /// Local address; IPv4 in its mapped form.
@@ -65,9 +77,9 @@ pub struct Stamp {
 }
 
 layout!(
-    Stamp, size 136,
+    Stamp, size 152,
     row at 0, phase at 16, begun_ns at 32, pid at 40, comm at 48, request at 64, answered_ns at 80,
-    local_addr at 96, peer_addr at 112, local_port_be at 128, ifindex at 132,
+    request_seq at 96, local_addr at 112, peer_addr at 128, local_port_be at 144, ifindex at 148,
 );
 
 impl Stamp {
@@ -91,6 +103,10 @@ impl Stamp {
         answered_ns: 0,
         in_end: 0,
         answers: 0,
+        request_seq: 0,
+        tls_stage: 0,
+        tls_seen: 0,
+        tls_next: 0,
         local_addr: [0; 16],
         peer_addr: [0; 16],
         local_port_be: 0,
@@ -110,20 +126,21 @@ impl Stamp {
     }
 }
 
-/// Number of an exchange on its connection (16 bits, wrapping) and the time at which it began, us
-/// (48 bits: nine years), in one word, so that both hooks see them together.
+/// Number of an exchange on its connection (14 bits, wrapping) and the time at which it began, us
+/// (48 bits: nine years), in one word, so that both hooks see them together. Two bits are left for
+/// the kind; 0 is [`KIND_REQUEST`].
 #[inline(always)]
 pub const fn pack_request(number: u32, begun_us: u64) -> u64 {
-    ((number as u64 & 0xffff) << 48) | (begun_us & REQUEST_TIME)
+    ((number as u64 & REQUEST_NUMBER) << 48) | (begun_us & REQUEST_TIME)
 }
 
 /// Number and begin (us) from [`pack_request`].
 #[inline(always)]
 pub const fn unpack_request(word: u64) -> (u32, u64) {
-    ((word >> 48) as u32, word & REQUEST_TIME)
+    (((word >> 48) & REQUEST_NUMBER) as u32, word & REQUEST_TIME)
 }
 
-/// An exchange that the agent has counted: its number (16 bits), and that of its call in the window
+/// An exchange that the agent has counted: its number (14 bits), and that of its call in the window
 /// (48 bits) or one of [`SETTLED`] and [`ENDING`].
 #[inline(always)]
 pub const fn pack_counted(number: u32, seq: u64) -> u64 {
@@ -140,8 +157,21 @@ pub const fn unpack_counted(word: u64) -> (u32, u64) {
 pub const SETTLED: u64 = REQUEST_TIME;
 /// In place of a call's number: the agent is about to end the connection, and counts it if it does.
 pub const ENDING: u64 = REQUEST_TIME - 1;
+/// The kind of an exchange, from its packed word.
+#[inline(always)]
+pub const fn kind_of_request(word: u64) -> u64 {
+    word & (3 << 62)
+}
+
+/// A request of the program.
+pub const KIND_REQUEST: u64 = 0;
+/// A part of a handshake: owed like any other exchange, but counted only if it fails.
+pub const KIND_HANDSHAKE: u64 = 1 << 62;
+/// What a server that speaks first owes from established on.
+pub const KIND_GREETING: u64 = 2 << 62;
 
 const REQUEST_TIME: u64 = (1 << 48) - 1;
+const REQUEST_NUMBER: u64 = (1 << 14) - 1;
 
 /// Not known yet: nothing was sent.
 pub const PROTOCOL_UNKNOWN: u32 = 0;
@@ -157,6 +187,8 @@ pub const PROTOCOL_MULTIPLEXED: u32 = 4;
 pub const PROTOCOL_TUNNEL: u32 = 5;
 /// AMQP 0-9-1 and 1.0: many channels on one connection.
 pub const PROTOCOL_AMQP: u32 = 6;
+/// SSH: its farewell is encrypted, and a server may answer it by closing.
+pub const PROTOCOL_SSH: u32 = 7;
 
 /// A place for the stamp of one connection.
 ///
@@ -183,7 +215,7 @@ pub const COUNTED_MOST: u32 = 16_384;
 /// Connections at most whose stamp lies in the hash map. What finds no place passes uncounted.
 pub const SPILLED_MOST: u32 = 131_072;
 
-layout!(Slot, size 152, owner at 0, spilled at 8, stamp at 16);
+layout!(Slot, size 168, owner at 0, spilled at 8, stamp at 16);
 
 /// Nothing under way: never used, or the last connect ended.
 pub const PHASE_IDLE: u32 = 0;

@@ -5,6 +5,9 @@
 //! nothing. The egress hook runs with the socket locked, the ingress hook before it is, so they may
 //! run at once on two CPUs: each field of the stamp has one writer, and an exchange is ended by
 //! whoever advances `answers`.
+//!
+//! Two kinds of exchange are no request of the program: parts of a TLS handshake, which count only if
+//! they fail, and the greeting of a server that is known to speak first, owed from established on.
 
 use agent_common::{
     Event, EventKind, Row, Stamp, Verdict,
@@ -14,24 +17,28 @@ use agent_common::{
         OUTCOME_HUNG, OUTCOME_OTHER, OUTCOME_RESET, OUTCOME_RESPONSE, OUTCOME_SLOW, OUTCOME_STATUS,
     },
     stamp::{
-        PHASE_OPEN, PROTOCOL_AMQP, PROTOCOL_HTTP1, PROTOCOL_MULTIPLEXED, PROTOCOL_OPAQUE,
-        PROTOCOL_TLS, PROTOCOL_TUNNEL, PROTOCOL_UNKNOWN, STAMP_HALF_CLOSED, STAMP_PROBE,
-        STAMP_PROBE_BY_EXCHANGE, pack_request, unpack_request,
+        KIND_GREETING, KIND_HANDSHAKE, KIND_REQUEST, PHASE_OPEN, PHASE_PENDING, PROTOCOL_AMQP,
+        PROTOCOL_HTTP1, PROTOCOL_MULTIPLEXED, PROTOCOL_OPAQUE, PROTOCOL_SSH, PROTOCOL_TLS,
+        PROTOCOL_TUNNEL, PROTOCOL_UNKNOWN, STAMP_HALF_CLOSED, STAMP_PROBE, STAMP_PROBE_BY_EXCHANGE,
+        kind_of_request, pack_request, unpack_request,
     },
+    tls::{STAGE_ASKED, STAGE_FINISHED, STAGE_SETTLED, Sent},
 };
 use aya_ebpf::{
     EbpfContext as _,
     bindings::__sk_buff,
-    helpers::generated::{bpf_get_socket_cookie, bpf_ktime_get_ns, bpf_skb_load_bytes},
+    helpers::generated::{bpf_get_socket_cookie, bpf_ktime_get_ns},
     macros::cgroup_skb,
     programs::SkBuffContext,
 };
 
 use crate::{
-    atomics, counted, events, maps,
+    atomics, begin, counted, events,
+    opaque::hidden,
     outcome::{self, Window},
+    retry_after,
     segment::{self, Segment},
-    stamps,
+    stamps, tls,
 };
 
 const PASS: i32 = 1;
@@ -43,13 +50,26 @@ const ECONNRESET: u32 = 104;
 /// any moment: that the next request meets the close is a race, not a failure.
 const IDLE_US: u64 = 500_000;
 
+/// Among so many first exchanges of an unknown protocol one may be a TLS handshake (STARTTLS,
+/// PostgreSQL's SSLRequest).
+const TLS_BEGINS_WITHIN: u32 = 6;
+
+/// The first exchanges of an SSH connection: names and keys, after which nothing can be told.
+const SSH_BEGINS_WITHIN: u32 = 3;
+
 /// Payload going out.
 #[cgroup_skb(egress)]
 pub fn sent(ctx: SkBuffContext) -> i32 {
     // SAFETY: the program's context.
     unsafe {
-        if let Some(segment) = segment::of(ctx.skb.skb) {
-            out(&ctx, segment);
+        if let Some(segment) = segment::of(ctx.skb.skb)
+            && let Some(stamp) = stamp_of(&ctx)
+        {
+            match (*stamp).phase {
+                PHASE_OPEN if !segment.is_syn => out(&ctx, stamp, segment),
+                PHASE_PENDING if segment.is_syn => begin::sent_with_syn(&ctx, stamp, segment),
+                _ => {}
+            }
         }
     }
     PASS
@@ -60,51 +80,30 @@ pub fn sent(ctx: SkBuffContext) -> i32 {
 pub fn received(ctx: SkBuffContext) -> i32 {
     // SAFETY: the program's context.
     unsafe {
-        if let Some(segment) = segment::of(ctx.skb.skb) {
-            back(&ctx, segment);
+        if let Some(segment) = segment::of(ctx.skb.skb)
+            && let Some(stamp) = stamp_of(&ctx)
+            && (*stamp).phase == PHASE_OPEN
+        {
+            back(&ctx, stamp, segment);
         }
     }
     PASS
 }
 
-/// The stamp of an open connection that we follow.
+/// The stamp of a connection that we follow.
 #[inline(always)]
-unsafe fn followed(ctx: &SkBuffContext) -> Option<*mut Stamp> {
+unsafe fn stamp_of(ctx: &SkBuffContext) -> Option<*mut Stamp> {
     // SAFETY: by the caller.
     unsafe {
         let cookie = bpf_get_socket_cookie(ctx.as_ptr());
-        let stamp = stamps::find(cookie)?.stamp;
-        ((*stamp).phase == PHASE_OPEN).then_some(stamp)
+        Some(stamps::find(cookie)?.stamp)
     }
 }
 
-/// The first bytes of a payload; zero beyond its end.
 #[inline(always)]
-unsafe fn head(skb: *mut __sk_buff, segment: Segment) -> [u8; HEAD] {
-    let mut head = [0_u8; HEAD];
-    let to = head.as_mut_ptr().cast();
-    // Fixed lengths, the longest that is there: the verifier of 6.1 does not see that a length that
-    // was compared with 0 is at least 1. 12 bytes are a status line, 5 a TLS record header.
-    // SAFETY: by the caller; not more than the buffer holds.
-    unsafe {
-        let (skb, at) = (skb.cast(), segment.offset);
-        match segment.payload {
-            24.. => bpf_skb_load_bytes(skb, at, to, HEAD as u32),
-            12.. => bpf_skb_load_bytes(skb, at, to, 12),
-            5.. => bpf_skb_load_bytes(skb, at, to, 5),
-            _ => bpf_skb_load_bytes(skb, at, to, 1),
-        };
-    }
-    head
-}
-
-const _: () = assert!(HEAD == 24);
-
-#[inline(always)]
-unsafe fn out(ctx: &SkBuffContext, segment: Segment) {
+unsafe fn out(ctx: &SkBuffContext, stamp: *mut Stamp, segment: Segment) {
     // SAFETY: by the caller, map memory.
     unsafe {
-        let Some(stamp) = followed(ctx) else { return };
         let protocol = (*stamp).protocol;
         if protocol != PROTOCOL_UNKNOWN {
             let new = segment.end.wrapping_sub((*stamp).out_end) as i32;
@@ -113,77 +112,186 @@ unsafe fn out(ctx: &SkBuffContext, segment: Segment) {
             }
         }
         (*stamp).out_end = segment.end;
-        let (number, _) = unpack_request(atomics::load(&raw const (*stamp).request));
+        let word = atomics::load(&raw const (*stamp).request);
+        let (number, _) = unpack_request(word);
         let answers = (&raw const (*stamp).answers).read_volatile();
+        let mut turns = false;
         if number != answers {
-            // More of a request that is not answered yet.
-            (*stamp).begun_ns = bpf_ktime_get_ns();
-            return;
-        }
-        if protocol != PROTOCOL_OPAQUE && protocol != PROTOCOL_TUNNEL {
-            let head = head(ctx.skb.skb, segment);
-            if protocol == PROTOCOL_UNKNOWN {
-                (*stamp).protocol = classify::protocol(&head, segment.payload as usize);
-            }
-            let begins = match (*stamp).protocol {
-                PROTOCOL_TLS => !classify::is_tls_control(&head, segment.payload),
-                PROTOCOL_HTTP1 => classify::begins_http_request(&head),
-                PROTOCOL_AMQP if protocol != PROTOCOL_UNKNOWN => classify::begins_amqp(&head),
-                // The preface itself is followed by the first request or asks for the settings.
-                PROTOCOL_MULTIPLEXED if protocol != PROTOCOL_UNKNOWN => {
-                    classify::begins_stream(&head)
+            // More of a request that is not answered yet; or the client speaks first after all, or
+            // begins with TLS (MySQL's SSLRequest is not answered).
+            turns = kind_of_request(word) == KIND_GREETING
+                || (protocol == PROTOCOL_OPAQUE && number < TLS_BEGINS_WITHIN);
+            let in_handshake = protocol == PROTOCOL_TLS && (*stamp).tls_stage < STAGE_FINISHED;
+            if !turns {
+                if in_handshake || !is_control(ctx, protocol, segment) {
+                    (*stamp).begun_ns = bpf_ktime_get_ns();
                 }
-                _ => true,
-            };
-            if !begins {
+                if in_handshake {
+                    tls::sent(ctx.skb.skb, stamp, &segment);
+                }
                 return;
             }
-        } else if segment.payload == classify::FAREWELL as u32
-            && classify::is_farewell(&head(ctx.skb.skb, segment))
-        {
-            return;
+        }
+        let mut kind = KIND_REQUEST;
+        let mut begin_seq = segment.begin();
+        match protocol {
+            PROTOCOL_TLS if (*stamp).tls_stage <= STAGE_FINISHED => {
+                let what = tls::sent(ctx.skb.skb, stamp, &segment);
+                match what as u32 {
+                    HANDSHAKE => kind = KIND_HANDSHAKE,
+                    REQUEST => begin_seq = begin_seq.wrapping_add((what >> 32) as u32),
+                    _ => return,
+                }
+            }
+            PROTOCOL_UNKNOWN => {
+                let head = segment::head(ctx.skb.skb, segment);
+                if is_farewell(&head, segment) {
+                    return;
+                }
+                let protocol = classify::protocol(&head, segment.payload as usize);
+                (*stamp).protocol = protocol;
+                if protocol == PROTOCOL_TLS {
+                    kind = KIND_HANDSHAKE;
+                    tls::sent(ctx.skb.skb, stamp, &segment);
+                }
+                if (*stamp).in_end == 0
+                    && let Some(row) = outcome::unpinned_row_of(stamp)
+                {
+                    atomics::add32(&raw mut (*row).spoke_first, 1);
+                }
+            }
+            PROTOCOL_OPAQUE if number < TLS_BEGINS_WITHIN => {
+                let head = segment::head(ctx.skb.skb, segment);
+                if classify::begins_tls(&head, segment.payload) {
+                    (*stamp).protocol = PROTOCOL_TLS;
+                    kind = KIND_HANDSHAKE;
+                    tls::sent(ctx.skb.skb, stamp, &segment);
+                } else if is_farewell(&head, segment) {
+                    return;
+                } else if turns {
+                    (*stamp).begun_ns = bpf_ktime_get_ns();
+                    return;
+                }
+            }
+            PROTOCOL_OPAQUE | PROTOCOL_TUNNEL => {
+                if classify::may_be_farewell(segment.payload)
+                    && is_farewell(&segment::head(ctx.skb.skb, segment), segment)
+                {
+                    return;
+                }
+            }
+            _ => {
+                let head = segment::head(ctx.skb.skb, segment);
+                let begins = match protocol {
+                    PROTOCOL_TLS => classify::is_tls_request(&head),
+                    PROTOCOL_HTTP1 => classify::begins_http_request(&head),
+                    PROTOCOL_AMQP => classify::begins_amqp(&head),
+                    PROTOCOL_MULTIPLEXED => classify::begins_stream(&head),
+                    _ => true,
+                };
+                if !begins {
+                    return;
+                }
+                if protocol == PROTOCOL_TLS {
+                    (*stamp).tls_stage = STAGE_SETTLED;
+                }
+            }
         }
         let now = bpf_ktime_get_ns();
+        if turns {
+            // Its begin is counted; from here on it is another one.
+            (*stamp).request_seq = begin_seq;
+            (*stamp).begun_ns = now;
+            (&raw mut (*stamp).request).write_volatile(pack_request(number, now / 1000) | kind);
+            return;
+        }
         let Some(row) = outcome::unpinned_row_of(stamp) else {
             return;
         };
         let verdict = Verdict::unpack(atomics::load(&raw const (*row).verdict));
         (*stamp).generation = verdict.generation;
-        if atomics::add(&raw mut (*row).requests, 1) == 0
-            && let Ok(Some(slot)) = maps::FREE_HISTOGRAMS.pop()
-        {
-            (*row).response_histogram = slot + 1;
-        }
-        atomics::add(&raw mut (*row).exchanges_in_flight, 1);
-        (*stamp).begun_ns = now;
-        (&raw mut (*stamp).request).write_volatile(pack_request(number + 1, now / 1000));
+        (*stamp).request_seq = begin_seq;
+        begin::begin(stamp, row, number + 1, now, kind);
+    }
+}
+
+const HANDSHAKE: u32 = Sent::Handshake as u32;
+const REQUEST: u32 = Sent::Request as u32;
+
+/// Whether a payload on a connection on which an answer is owed is no part of the request: a farewell,
+/// or what keeps the connection itself. With a longer one it is not worth a look.
+#[inline(always)]
+unsafe fn is_control(ctx: &SkBuffContext, protocol: u32, segment: Segment) -> bool {
+    /// An alert of TLS 1.2 with the padding of a block cipher has at most 53 bytes.
+    const LONGEST: u32 = 64;
+    if segment.payload > LONGEST || protocol == PROTOCOL_HTTP1 {
+        return false;
+    }
+    // SAFETY: by the caller.
+    let head = unsafe { segment::head(ctx.skb.skb, segment) };
+    match protocol {
+        PROTOCOL_TLS => !classify::is_tls_request(&head),
+        PROTOCOL_AMQP => !classify::begins_amqp(&head),
+        PROTOCOL_MULTIPLEXED => !classify::begins_stream(&head),
+        _ => is_farewell(&head, segment),
     }
 }
 
 #[inline(always)]
-unsafe fn back(ctx: &SkBuffContext, segment: Segment) {
+fn is_farewell(head: &[u8; HEAD], segment: Segment) -> bool {
+    classify::is_farewell(head, segment.payload)
+}
+
+#[inline(always)]
+unsafe fn back(ctx: &SkBuffContext, stamp: *mut Stamp, segment: Segment) {
     // SAFETY: by the caller, map memory.
     unsafe {
-        let Some(stamp) = followed(ctx) else { return };
         let before = (*stamp).in_end;
         if before != 0 && segment.end.wrapping_sub(before) as i32 <= 0 {
             return;
         }
         (*stamp).in_end = segment.end;
-        let (number, begun_us) = unpack_request(atomics::load(&raw const (*stamp).request));
+        let word = atomics::load(&raw const (*stamp).request);
+        let (number, begun_us) = unpack_request(word);
         let answers = (&raw const (*stamp).answers).read_volatile();
+        let protocol = (*stamp).protocol;
+        let kind = kind_of_request(word);
         if number == answers {
-            // The middle of an answer, or what nobody asked for: a greeting, a push, a ticket.
+            // The middle of an answer, or what nobody asked for: a push, a ticket, a greeting.
+            if protocol == PROTOCOL_UNKNOWN && before == 0 {
+                greeted(ctx.skb.skb, stamp, &segment);
+            } else if may_be_ticket(stamp, protocol) {
+                tls::answers(ctx.skb.skb, stamp, &segment, 0);
+            }
             return;
         }
-        let protocol = (*stamp).protocol;
-        let mut answer = Answer::Plain;
+        // Sent before the request had arrived?
+        let is_early =
+            kind == KIND_REQUEST && segment.ack.wrapping_sub((*stamp).request_seq) as i32 <= 0;
+        let mut answer = PLAIN;
         if protocol <= classify::LAST_WITH_STATUS {
-            let head = head(ctx.skb.skb, segment);
-            answer = classify::answer(&head, protocol);
-            if answer == Answer::Interim {
+            let head = segment::head(ctx.skb.skb, segment);
+            answer = hidden(classify::answer(&head, protocol, segment.payload) as u32);
+            if answer == Answer::Interim as u32 {
                 return;
             }
+            if answer == Answer::Unavailable as u32
+                && retry_after::is_there(ctx.skb.skb, &segment) != 0
+            {
+                answer = Answer::UnavailableForNow as u32;
+            }
+        } else if protocol == PROTOCOL_TLS && kind == KIND_REQUEST {
+            if may_be_ticket(stamp, protocol) {
+                if tls::answers(ctx.skb.skb, stamp, &segment, u32::from(!is_early)) == 0 {
+                    return;
+                }
+            } else if classify::is_tls_alert(&segment::head(ctx.skb.skb, segment)) {
+                return;
+            }
+        }
+        // (A server that turns everybody away need not have heard the request.)
+        if is_early && answer == PLAIN {
+            return;
         }
         let now = bpf_ktime_get_ns();
         if !atomics::replace32(&raw mut (*stamp).answers, answers, number) {
@@ -191,42 +299,146 @@ unsafe fn back(ctx: &SkBuffContext, segment: Segment) {
             return;
         }
         (*stamp).answered_ns = now;
+        if kind == KIND_HANDSHAKE {
+            if let Some(row) = outcome::row_of(stamp) {
+                let counted = counted(ctx, stamp, row);
+                counted::answered(stamp, row, counted, false, false);
+                ended(row);
+            }
+            return;
+        }
+        if let Some(row) = outcome::row_of(stamp) {
+            if kind == KIND_GREETING {
+                atomics::add32(&raw mut (*row).greeted, 1);
+            }
+            let us = (now / 1000).saturating_sub(begun_us);
+            let counted = counted(ctx, stamp, row);
+            answered(
+                stamp,
+                row,
+                Answered {
+                    now,
+                    us,
+                    counted,
+                    says: hidden(says(answer)),
+                },
+            );
+            ended(row);
+        }
+    }
+}
+
+/// Whether what comes in may be a session ticket of TLS 1.3.
+#[inline(always)]
+unsafe fn may_be_ticket(stamp: *mut Stamp, protocol: u32) -> bool {
+    // SAFETY: by the caller.
+    protocol == PROTOCOL_TLS
+        && unsafe { matches!((*stamp).tls_stage, STAGE_FINISHED | STAGE_ASKED) }
+}
+
+/// The server speaks first, on a destination that is not known for it: an exchange that began at
+/// established and is answered now.
+#[inline(never)]
+unsafe fn greeted(skb: *mut __sk_buff, stamp: *mut Stamp, segment: &Segment) {
+    // SAFETY: by the caller, map memory.
+    unsafe {
+        let Some(row) = outcome::unpinned_row_of(stamp) else {
+            return;
+        };
+        let head = segment::head(skb, *segment);
+        let answer = hidden(classify::answer(&head, PROTOCOL_UNKNOWN, segment.payload) as u32);
+        let now = bpf_ktime_get_ns();
+        let us = now.saturating_sub((*stamp).answered_ns) / 1000;
+        (*stamp).answered_ns = now;
+        atomics::add32(&raw mut (*row).greeted, 1);
+        begin::count_request(row);
+        let counted = 0;
         answered(
-            ctx,
             stamp,
-            now,
-            (now / 1000).saturating_sub(begun_us),
-            answer,
+            row,
+            Answered {
+                now,
+                us,
+                counted,
+                says: hidden(says(answer)),
+            },
         );
     }
 }
 
+/// What the agent has counted the exchange as that has just been answered ([`counted::take`]).
 #[inline(always)]
-unsafe fn answered(ctx: &SkBuffContext, stamp: *mut Stamp, now: u64, us: u64, answer: Answer) {
+unsafe fn counted(ctx: &SkBuffContext, stamp: *mut Stamp, row: *mut Row) -> u64 {
     // SAFETY: by the caller, map memory.
     unsafe {
-        let Some(row) = outcome::row_of(stamp) else {
-            return;
-        };
+        if (*row).counted_open == 0 {
+            return 0;
+        }
+        counted::take(bpf_get_socket_cookie(ctx.as_ptr()), stamp, row)
+    }
+}
+
+/// The answer says that the server failed.
+const SAYS_FAILED: u32 = 1;
+/// The answer asks for fewer calls.
+const SAYS_THROTTLED: u32 = 2;
+
+/// [`Answer`] as a number.
+const PLAIN: u32 = Answer::Plain as u32;
+
+#[inline(always)]
+fn says(answer: u32) -> u32 {
+    const FAILED: u32 = Answer::Failed as u32;
+    const UNAVAILABLE: u32 = Answer::Unavailable as u32;
+    const THROTTLED: u32 = Answer::Throttled as u32;
+    const FOR_NOW: u32 = Answer::UnavailableForNow as u32;
+    match answer {
+        FAILED | UNAVAILABLE => SAYS_FAILED,
+        THROTTLED => SAYS_THROTTLED,
+        FOR_NOW => SAYS_FAILED | SAYS_THROTTLED,
+        _ => 0,
+    }
+}
+
+/// An answer.
+struct Answered {
+    /// When it came, ns.
+    now: u64,
+    /// After how long, us.
+    us: u64,
+    /// What the agent has counted the exchange as.
+    counted: u64,
+    /// What it says: [`SAYS_FAILED`], [`SAYS_THROTTLED`].
+    says: u32,
+}
+
+#[inline(never)]
+unsafe fn answered(stamp: *mut Stamp, row: *mut Row, answered: Answered) {
+    let Answered {
+        now,
+        us,
+        counted,
+        says,
+    } = answered;
+    // SAFETY: by the caller, map memory.
+    unsafe {
         atomics::add(&raw mut (*row).responses, 1);
         (*row).last_answer_ns = now;
         atomics::add(&raw mut (*row).response_latency_sum_us, us);
         outcome::longest(&raw mut (*row).response_latency_max_us, us);
         outcome::bucket((*row).response_histogram, us);
         let slow_us = u64::from((*row).settings.slow_call_us);
-        let is_failed = answer == Answer::Failed && (*row).settings.fail_status != 0;
+        let is_failed = says & SAYS_FAILED != 0 && (*row).settings.fail_status != 0;
         let is_slow = !is_failed && slow_us != 0 && us > slow_us;
+        if says & SAYS_THROTTLED != 0 {
+            atomics::add32(&raw mut (*row).throttled, 1);
+        }
         if is_failed {
             atomics::add(&raw mut (*row).exchange_status, 1);
         }
         if is_slow {
             atomics::add(&raw mut (*row).slow_calls, 1);
         }
-        let counted = if (*row).counted_open == 0 {
-            0
-        } else {
-            counted::take(bpf_get_socket_cookie(ctx.as_ptr()), stamp, row)
-        };
         let seq = if counted::answered(stamp, row, counted, is_failed, is_slow) {
             0
         } else {
@@ -243,7 +455,6 @@ unsafe fn answered(ctx: &SkBuffContext, stamp: *mut Stamp, now: u64, us: u64, an
             tell(stamp, now, seq, us, outcome, 0);
         }
         probe_ended(stamp, now, us, outcome);
-        ended(row);
     }
 }
 
@@ -281,7 +492,8 @@ pub unsafe fn closing(stamp: *mut Stamp, now: u64, change: &Change) -> bool {
     const RCV_SHUTDOWN: u32 = 1;
     // SAFETY: by contract.
     unsafe {
-        let (number, begun_us) = unpack_request(atomics::load(&raw const (*stamp).request));
+        let word = atomics::load(&raw const (*stamp).request);
+        let (number, begun_us) = unpack_request(word);
         let answers = (&raw const (*stamp).answers).read_volatile();
         let owed = number != answers;
         // The program has closed it, and not only said that it will send no more. (At the very end
@@ -324,6 +536,15 @@ pub unsafe fn closing(stamp: *mut Stamp, now: u64, change: &Change) -> bool {
             // The wait counts from the last byte of the request.
             _ => given_up(stamp, now.saturating_sub((*stamp).begun_ns) / 1000, exiting),
         };
+        // An encrypted farewell looks like a request, and some servers close first.
+        let is_farewell = outcome == OUTCOME_CLOSED_EARLY
+            && (*stamp).protocol == PROTOCOL_SSH
+            && number > SSH_BEGINS_WITHIN;
+        let outcome = if is_farewell {
+            OUTCOME_ABANDONED
+        } else {
+            outcome
+        };
         let is_stale = reused
             && idle_us >= IDLE_US
             && (outcome == OUTCOME_CLOSED_EARLY || outcome == OUTCOME_RESET);
@@ -356,8 +577,11 @@ pub unsafe fn closing(stamp: *mut Stamp, now: u64, change: &Change) -> bool {
             probe_ended(stamp, now, us, OUTCOME_ABANDONED);
         } else {
             // A destination that has never answered anybody may be one that never does (syslog):
-            // that a program closes without an answer is counted there, and judges nobody.
-            let is_one_way = outcome == OUTCOME_GAVE_UP && (*row).responses == 0;
+            // that a program closes without an answer is counted there, and judges nobody. TLS
+            // answers a ClientHello always.
+            let is_one_way = outcome == OUTCOME_GAVE_UP
+                && (*row).responses == 0
+                && kind_of_request(word) != KIND_HANDSHAKE;
             let seq = if is_one_way {
                 0
             } else {

@@ -129,7 +129,7 @@ pub fn follow(ctx: SockOpsContext) -> u32 {
                 user_timeout::give_back(ctx.as_ptr(), stamp);
                 drop_callbacks(&ctx, stamp, true);
                 note_addresses(&ctx, stamp, sk);
-                outcome::established(stamp, bpf_ktime_get_ns());
+                outcome::established(stamp, bpf_ktime_get_ns(), (*ctx.ops).snd_una);
                 if (*stamp).phase != PHASE_OPEN {
                     // Observe mode has counted it as timed out.
                     drop_callbacks(&ctx, stamp, false);

@@ -11,6 +11,7 @@
 )]
 
 mod atomics;
+mod begin;
 mod connect;
 mod counted;
 mod events;
@@ -18,13 +19,16 @@ mod exchange;
 mod follow;
 mod kernel;
 mod maps;
+mod opaque;
 mod outcome;
 mod probes;
 mod release;
+mod retry_after;
 mod rows;
 mod segment;
 mod settle;
 mod stamps;
+mod tls;
 mod user_timeout;
 
 /// Version of the ABI that this object was built with; the agent compares it with its own.

@@ -81,7 +81,7 @@ pub const RECENT_SLOTS: u32 = 4096;
 #[map]
 pub static EVENTS: RingBuf = RingBuf::with_byte_size(1 << 20, 0);
 
-/// Stamps of connections, by the socket's cookie. Written by the kernel. Mapped, 152 bytes an entry.
+/// Stamps of connections, by the socket's cookie. Written by the kernel. Mapped, 168 bytes an entry.
 #[map]
 pub static CONNECTIONS: Array<Slot> = Array::with_max_entries(CONNECTION_SLOTS, BPF_F_MMAPABLE);
 

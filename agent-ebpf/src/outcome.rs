@@ -17,7 +17,7 @@ use agent_common::{
     window,
 };
 
-use crate::{atomics, events, maps, probes, rows};
+use crate::{atomics, begin, events, maps, probes, rows};
 
 const ENETDOWN: u32 = 100;
 const ENETUNREACH: u32 = 101;
@@ -72,15 +72,23 @@ pub unsafe fn begun(stamp: *mut Stamp) {
             atomics::add(&raw mut (*row).attempts, 1);
             atomics::add(&raw mut (*row).in_flight, 1);
         }
+        (*stamp).request = 0;
+        (*stamp).out_end = 0;
+        (*stamp).protocol = PROTOCOL_UNKNOWN;
+        (*stamp).in_end = 0;
+        (*stamp).answers = 0;
+        (*stamp).tls_stage = 0;
+        (*stamp).tls_seen = 0;
+        (*stamp).tls_next = 0;
     }
 }
 
-/// Established.
+/// Established. `acked` is the first sequence number that the peer has not acknowledged.
 ///
 /// # Safety
 /// As [`begun`].
 #[inline(always)]
-pub unsafe fn established(stamp: *mut Stamp, now: u64) {
+pub unsafe fn established(stamp: *mut Stamp, now: u64, acked: u32) {
     // SAFETY: by contract, map memory.
     unsafe {
         let us = now.saturating_sub((*stamp).begun_ns) / 1000;
@@ -90,12 +98,8 @@ pub unsafe fn established(stamp: *mut Stamp, now: u64) {
             return timed_out(stamp, now);
         }
         let Some(row) = row_of(stamp) else { return };
-        (*stamp).request = 0;
-        (*stamp).out_end = 0;
-        (*stamp).protocol = PROTOCOL_UNKNOWN;
         (*stamp).answered_ns = now;
-        (*stamp).in_end = 0;
-        (*stamp).answers = 0;
+        begin::established(stamp, row, now, acked);
         (*stamp).phase = PHASE_OPEN;
         atomics::add(&raw mut (*row).established, 1);
         atomics::add(&raw mut (*row).connect_latency_sum_us, us);

@@ -1,6 +1,7 @@
 //! What a packet of a TCP connection carries, from its headers.
 
-use aya_ebpf::bindings::__sk_buff;
+use agent_common::classify::HEAD;
+use aya_ebpf::{bindings::__sk_buff, helpers::generated::bpf_skb_load_bytes};
 
 const IPPROTO_TCP: u8 = 6;
 const TCP_SYN: u8 = 0x02;
@@ -14,6 +15,18 @@ pub struct Segment {
     pub payload: u32,
     /// Where the payload begins, from the network header.
     pub offset: u32,
+    /// What it acknowledges: the sequence number that its sender expects next.
+    pub ack: u32,
+    /// Whether it opens a connection: TCP Fast Open sends data with the SYN.
+    pub is_syn: bool,
+}
+
+impl Segment {
+    /// Sequence number of its first payload byte.
+    #[inline(always)]
+    pub fn begin(&self) -> u32 {
+        self.end.wrapping_sub(self.payload)
+    }
 }
 
 /// The segment, or `None` for anything without a payload or with headers that are not worth it
@@ -52,15 +65,46 @@ pub unsafe fn of(skb: *mut __sk_buff) -> Option<Segment> {
         let header = u32::from(*tcp.add(12) >> 4) * 4;
         let offset = network + header;
         let length = (*skb).len;
-        if length <= offset || *tcp.add(13) & TCP_SYN != 0 {
+        if length <= offset {
             return None;
         }
         let payload = length - offset;
-        let seq = u32::from_be_bytes([*tcp.add(4), *tcp.add(5), *tcp.add(6), *tcp.add(7)]);
+        let is_syn = *tcp.add(13) & TCP_SYN != 0;
+        // The header may lie at any address.
+        let seq = u32::from_be(tcp.add(4).cast::<u32>().read_unaligned());
+        let ack = u32::from_be(tcp.add(8).cast::<u32>().read_unaligned());
         Some(Segment {
-            end: seq.wrapping_add(payload),
+            // A SYN has a number of its own, before the data.
+            end: seq.wrapping_add(payload).wrapping_add(u32::from(is_syn)),
             payload,
             offset,
+            ack,
+            is_syn,
         })
     }
 }
+
+/// The first bytes of a payload; zero beyond its end.
+///
+/// # Safety
+/// `skb` must be the program's context, and `segment` what is in it.
+#[inline(always)]
+pub unsafe fn head(skb: *mut __sk_buff, segment: Segment) -> [u8; HEAD] {
+    let mut head = [0_u8; HEAD];
+    let to = head.as_mut_ptr().cast();
+    // Fixed lengths, the longest that is there: the verifier of 6.1 does not see that a length that
+    // was compared with 0 is at least 1. 12 bytes are a status line, 5 a TLS record header.
+    // SAFETY: by the caller; not more than the buffer holds.
+    unsafe {
+        let (skb, at) = (skb.cast(), segment.offset);
+        match segment.payload {
+            24.. => bpf_skb_load_bytes(skb, at, to, HEAD as u32),
+            12.. => bpf_skb_load_bytes(skb, at, to, 12),
+            5.. => bpf_skb_load_bytes(skb, at, to, 5),
+            _ => bpf_skb_load_bytes(skb, at, to, 1),
+        };
+    }
+    head
+}
+
+const _: () = assert!(HEAD == 24);

@@ -22,6 +22,7 @@ pub mod process;
 pub mod server;
 pub mod talk;
 pub mod timed;
+pub mod tls;
 pub mod wait;
 
 use std::{

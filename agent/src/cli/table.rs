@@ -325,7 +325,12 @@ fn detail(text: &mut String, row: &Row, style: Style) {
         let (responses, stale) = (count(row.responses), count(row.stale));
         line("responses", format!("{responses}, {stale} stale"));
     }
-    for (name, calls) in [("in flight", row.in_flight), ("abandoned", row.abandoned)] {
+    let counts = [
+        ("throttled", row.throttled),
+        ("in flight", row.in_flight),
+        ("abandoned", row.abandoned),
+    ];
+    for (name, calls) in counts {
         if calls > 0 {
             line(name, count(calls));
         }

@@ -42,6 +42,7 @@ pub async fn text(node: &mut Node) -> Result<String> {
             established: row.established,
             in_flight: row.in_flight + row.exchanges_in_flight,
             abandoned: row.abandoned + row.exchange_abandoned,
+            throttled: u64::from(row.throttled),
             failures: view::failures(&row),
             rejected: Rejections {
                 breaker: row.rejected_breaker,

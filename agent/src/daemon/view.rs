@@ -104,6 +104,7 @@ impl Viewer<'_> {
             in_flight: row.in_flight + row.exchanges_in_flight,
             abandoned: row.abandoned + row.exchange_abandoned,
             stale: row.stale,
+            throttled: u64::from(row.throttled),
             local: row.local,
             failures: failures(row),
             rejected: Rejections {
@@ -212,7 +213,7 @@ pub fn failures(row: &KernelRow) -> Failures {
         hung: row.exchange_hung,
         read_timeout: row.exchange_read_timeout,
         write_timeout: row.exchange_write_timeout,
-        deadline: row.exchange_deadline,
+        deadline: u64::from(row.exchange_deadline),
         status: row.exchange_status,
         other: row.failed_other + row.exchange_other,
     }

@@ -298,10 +298,13 @@ impl Table {
         };
         // SAFETY: within the mapping.
         unsafe {
+            if outcome == OUTCOME_DEADLINE {
+                half(&raw mut (*row).exchange_deadline).fetch_add(1, Ordering::AcqRel);
+                return;
+            }
             let counter = match outcome {
                 OUTCOME_HUNG => &raw mut (*row).exchange_hung,
                 OUTCOME_WRITE_TIMEOUT => &raw mut (*row).exchange_write_timeout,
-                OUTCOME_DEADLINE => &raw mut (*row).exchange_deadline,
                 _ => &raw mut (*row).exchange_read_timeout,
             };
             word(counter).fetch_add(1, Ordering::AcqRel);

@@ -58,6 +58,8 @@ metrics! {
         "Connects and exchanges that the destination failed, by outcome.";
     Counter row ABANDONED = "abandoned_total" []:
         "Connects and exchanges that the program itself ended before an answer; never a failure.";
+    Counter row THROTTLED = "throttled_total" []:
+        "Answers that asked for fewer calls: HTTP 429, 503 with Retry-After, an account's own limit.";
     Counter row REJECTED = "rejected_total" ["reason"]:
         "Connects refused by Backstop, by reason; they never reached the destination.";
     Counter row WOULD_REJECT = "would_reject_total" ["reason"]:

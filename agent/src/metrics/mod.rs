@@ -61,6 +61,8 @@ pub struct RowMetrics {
     pub in_flight: u64,
     /// Connects and exchanges that the program ended itself before an answer.
     pub abandoned: u64,
+    /// Answers that asked for fewer calls.
+    pub throttled: u64,
     /// Failed calls by outcome.
     pub failures: Failures,
     /// Calls refused.

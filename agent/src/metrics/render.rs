@@ -13,7 +13,7 @@ use super::{
 };
 use crate::control::api::{Failures, ReasonKind, Rejections, State, TimeoutKind};
 
-/// Label sets that get series of their own; a row has some 65, so that a full page is about 35 MB.
+/// Label sets that get series of their own; a row has some 66, so that a full page is about 35 MB.
 /// Rows beyond them are added up as destination `other`.
 pub const SERIES_ROWS: usize = 4096;
 
@@ -94,6 +94,7 @@ struct Series {
     established: u64,
     in_flight: u64,
     abandoned: u64,
+    throttled: u64,
     timeouts: BTreeMap<&'static str, u64>,
     failures: BTreeMap<&'static str, u64>,
     rejected: BTreeMap<&'static str, u64>,
@@ -136,6 +137,7 @@ impl Series {
             (&mut self.established, row.established),
             (&mut self.in_flight, row.in_flight),
             (&mut self.abandoned, row.abandoned),
+            (&mut self.throttled, row.throttled),
         ] {
             *sum = sum.saturating_add(count);
         }
@@ -175,6 +177,7 @@ impl Series {
         page.number(declared::ESTABLISHED, &row, &[], self.established);
         page.number(declared::IN_FLIGHT, &row, &[], self.in_flight);
         page.number(declared::ABANDONED, &row, &[], self.abandoned);
+        page.number(declared::THROTTLED, &row, &[], self.throttled);
         for (metric, counts) in [
             (declared::TIMEOUTS, &self.timeouts),
             (declared::FAILURES, &self.failures),

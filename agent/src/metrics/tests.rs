@@ -21,6 +21,7 @@ fn row(destination: &str) -> RowMetrics {
         established: 4,
         in_flight: 1,
         abandoned: 1,
+        throttled: 5,
         failures: Failures {
             refused: 3,
             status: 2,

@@ -12,6 +12,7 @@
 use std::{
     collections::HashMap,
     io,
+    ops::ControlFlow,
     os::fd::{AsFd as _, BorrowedFd, OwnedFd, RawFd},
     time::Duration,
 };
@@ -33,6 +34,18 @@ pub struct Wanted {
     pub inode: u32,
     /// Its cookie.
     pub cookie: u64,
+    /// Where it was before ([`Socket::spot`]): tried first, so that giving an option back needs no
+    /// search.
+    pub spot: Option<Spot>,
+}
+
+/// A descriptor of a process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Spot {
+    /// The process.
+    pub pid: u32,
+    /// The descriptor's number in it.
+    pub fd: RawFd,
 }
 
 /// Why a socket was not reached, or an option not set.
@@ -91,61 +104,102 @@ pub struct Reached<T> {
 }
 
 /// Reaches sockets through the processes that have them open, and runs `work` on each once; it is
-/// told the index of what was wanted. Processes are tried in order, and no further than needed: first
+/// told the index of what was wanted; no socket is wanted twice. Processes are tried in order, and no further than needed: first
 /// the one that connected, then those of its workload ([`in_cgroup`](super::process::in_cgroup)), for
-/// a child or a process that was handed the descriptor may have it now. No copy of a descriptor is
+/// a child or a process that was handed the descriptor may have it now. Each process that is searched
+/// costs 3 to 4 us for each descriptor that it has, however many sockets are wanted: ask for many at
+/// once. No copy of a descriptor is
 /// left when this returns.
 pub fn reach<T>(
     wanted: &[Wanted],
     pids: impl IntoIterator<Item = u32>,
     mut work: impl FnMut(usize, &Socket<'_>) -> T,
 ) -> Reached<T> {
-    let mut results: Vec<Option<T>> = wanted.iter().map(|_| None).collect();
-    let mut problem = None;
-    let indexed = wanted.iter().enumerate();
-    let mut left: HashMap<u32, usize> = indexed.map(|(at, socket)| (socket.inode, at)).collect();
+    let mut reached = Reached {
+        results: wanted.iter().map(|_| None).collect(),
+        problem: None,
+    };
+    let mut left: HashMap<u32, usize> = HashMap::new();
+    let mut last: Option<Process> = None;
+    for (at, socket) in wanted.iter().enumerate() {
+        let done = socket.spot.is_some_and(|Spot { pid, fd }| {
+            if last.as_ref().is_none_or(|process| process.pid() != pid) {
+                last = Process::open(pid).ok().flatten();
+            }
+            last.as_ref().is_some_and(|process| {
+                // Nothing but a socket is ever copied.
+                process.socket(fd) == Some(socket.inode)
+                    && reached.at(process, fd, at, socket.cookie, &mut work)
+            })
+        });
+        if !done {
+            left.insert(socket.inode, at);
+        }
+    }
     for pid in pids {
         if left.is_empty() {
             break;
         }
-        let found = match Process::open(pid) {
-            Ok(Some(process)) => match process.sockets(&left) {
-                Ok(found) => Ok((process, found)),
-                Err(cause) => Err(OptionError::List { pid, cause }),
-            },
+        let process = match Process::open(pid) {
+            Ok(Some(process)) => process,
             Ok(None) => continue,
-            Err(cause) => Err(OptionError::Open { pid, cause }),
+            Err(cause) => {
+                reached
+                    .problem
+                    .get_or_insert(OptionError::Open { pid, cause });
+                continue;
+            }
         };
-        let (process, found) = match found {
-            Ok(found) => found,
+        let read = process.each_socket(|fd, inode| {
+            if let Some(&at) = left.get(&inode)
+                && reached.at(&process, fd, at, wanted[at].cookie, &mut work)
+            {
+                left.remove(&inode);
+            }
+            match left.is_empty() {
+                true => ControlFlow::Break(()),
+                false => ControlFlow::Continue(()),
+            }
+        });
+        if let Err(cause) = read {
+            reached
+                .problem
+                .get_or_insert(OptionError::List { pid, cause });
+        }
+    }
+    reached
+}
+
+impl<T> Reached<T> {
+    /// Runs `work` on the descriptor, if it is that socket; says whether.
+    fn at(
+        &mut self,
+        process: &Process,
+        fd: RawFd,
+        at: usize,
+        cookie: u64,
+        work: &mut impl FnMut(usize, &Socket<'_>) -> T,
+    ) -> bool {
+        match copy(process, fd, cookie) {
+            Ok(Some(copy)) => {
+                let spot = Spot {
+                    pid: process.pid(),
+                    fd,
+                };
+                let socket = Socket {
+                    copy: copy.as_fd(),
+                    spot,
+                };
+                self.results[at] = Some(work(at, &socket));
+                true
+            }
+            Ok(None) => false,
             Err(error) => {
-                problem.get_or_insert(error);
-                continue;
-            }
-        };
-        for (fd, at) in found {
-            // Another descriptor of the same socket: options are the socket's.
-            if results[at].is_some() {
-                continue;
-            }
-            match copy(&process, fd, wanted[at].cookie) {
-                Ok(Some(copy)) => {
-                    let socket = Socket {
-                        copy: copy.as_fd(),
-                        pid,
-                        fd,
-                    };
-                    results[at] = Some(work(at, &socket));
-                    left.remove(&wanted[at].inode);
-                }
-                Ok(None) => {}
-                Err(error) => {
-                    problem.get_or_insert(error);
-                }
+                self.problem.get_or_insert(error);
+                false
             }
         }
     }
-    Reached { results, problem }
 }
 
 /// A copy of a descriptor, if it is that socket still.
@@ -233,19 +287,13 @@ pub struct GivenKeepalive {
 /// A program's socket, at hand for the moment.
 pub struct Socket<'a> {
     copy: BorrowedFd<'a>,
-    pid: u32,
-    fd: RawFd,
+    spot: Spot,
 }
 
 impl Socket<'_> {
-    /// The process through which it was reached.
-    pub fn pid(&self) -> u32 {
-        self.pid
-    }
-
-    /// Its number there.
-    pub fn fd(&self) -> RawFd {
-        self.fd
+    /// Where it was reached.
+    pub fn spot(&self) -> Spot {
+        self.spot
     }
 
     /// Whether calls on it wait (no O_NONBLOCK): only those feel SO_RCVTIMEO and SO_SNDTIMEO.
@@ -392,7 +440,7 @@ impl Socket<'_> {
     }
 
     fn failed(&self, what: &'static str) -> impl FnOnce(Errno) -> OptionError {
-        let (pid, fd) = (self.pid, self.fd);
+        let Spot { pid, fd } = self.spot;
         move |cause| OptionError::Option {
             what,
             pid,

@@ -1,4 +1,5 @@
-//! Checks the real binary on whatever kernel this runs: load, attach, refuse, time out, detach.
+//! Checks the real binary on whatever kernel this runs: load, attach, refuse, time out, detach; and
+//! what the agent does to sockets of other programs.
 //!
 //! `vmcheck BACKSTOP` expects all of that to work; `vmcheck BACKSTOP --expect-unsupported` expects
 //! `backstop run` to end with exit code 4 and one sentence. Needs nothing but a cgroup v2 mount and
@@ -7,15 +8,23 @@
 
 use std::{
     fs,
-    io::{BufRead as _, BufReader},
+    io::{BufRead as _, BufReader, Read as _},
     net::{SocketAddr, TcpListener, TcpStream},
-    os::unix::process::CommandExt as _,
+    os::unix::{fs::MetadataExt as _, process::CommandExt as _},
     path::{Path, PathBuf},
     process::{Child, Command, ExitCode, Stdio},
     time::{Duration, Instant},
 };
 
 use anyhow::{Context as _, Result, bail, ensure};
+use backstop::sockets::{
+    abort::{Fate, support},
+    diag::Target,
+    look::{Look, Tuple},
+    namespace::{Namespaces, Place},
+    options::{Tightened, TimeOption, Wanted, reach},
+};
+use rustix::net::sockopt;
 
 /// A guest without hardware virtualisation is slow: connects may end this much late.
 const LATE: Duration = Duration::from_millis(150);
@@ -83,7 +92,8 @@ fn supported(backstop: &Path) -> Result<()> {
     let check = Check::start(backstop)?;
     check.refusal()?;
     check.timeout()?;
-    check.end()
+    check.end()?;
+    sockets()
 }
 
 struct Check {
@@ -246,6 +256,72 @@ impl Check {
         println!("stopped");
         Ok(())
     }
+}
+
+/// What the agent does to sockets of others, here to our own, from another network namespace.
+fn sockets() -> Result<()> {
+    support().context("end a socket")?;
+    let listener = TcpListener::bind("127.0.0.1:0")?;
+    let mut client = TcpStream::connect(listener.local_addr()?)?;
+    let (mut server, _) = listener.accept()?;
+    let target = Target {
+        tuple: Tuple::new(client.local_addr()?, client.peer_addr()?, 0),
+        cookie: sockopt::socket_cookie(&client)?,
+    };
+    let inode = fs::metadata("/proc/self/ns/net")?.ino() as u32;
+    let (look, fates) = std::thread::spawn(move || -> Result<(Option<Look>, Vec<Fate>)> {
+        // SAFETY: a plain system call that concerns this thread.
+        let result = unsafe { libc::unshare(libc::CLONE_NEWNET) };
+        ensure!(result == 0, "make a network namespace");
+        let pids = [std::process::id()];
+        let place = Place { inode, pids: &pids };
+        Namespaces::default().diag(place, |diag| {
+            let other = Target {
+                cookie: target.cookie + 1,
+                ..target
+            };
+            let fates = diag.abort(&[other], |_| true);
+            Ok((diag.look(&target)?, fates))
+        })?
+    })
+    .join()
+    .expect("no panic")?;
+    ensure!(
+        matches!(fates[..], [Fate::Gone]),
+        "another cookie: {fates:?}"
+    );
+    let look = look.context("find the socket")?;
+    let tcp = look.tcp.context("details of the socket")?;
+    ensure!(look.cgroup_id != 0, "no control group: {look:?}");
+
+    let wanted = Wanted {
+        inode: look.inode,
+        cookie: look.cookie,
+        spot: None,
+    };
+    let limit = Duration::from_millis(100);
+    let set = reach(&[wanted], [std::process::id()], |_, socket| {
+        socket.tighten(TimeOption::Receive, limit)
+    });
+    ensure!(
+        matches!(set.results[..], [Some(Ok(Tightened::Ours(_)))]),
+        "{set:?}"
+    );
+    let errno = |error: std::io::Error| error.raw_os_error().unwrap_or(0);
+    let timed_out = client.read(&mut [0]).map_err(errno);
+    ensure!(timed_out == Err(libc::EAGAIN), "SO_RCVTIMEO: {timed_out:?}");
+
+    let fates = Namespaces::default().diag(Place { inode, pids: &[] }, |diag| {
+        diag.abort(&[target], |look| !look.has_unread())
+    })?;
+    ensure!(matches!(fates[..], [Fate::Aborted]), "{fates:?}");
+    let aborted = client.read(&mut [0]).map_err(errno);
+    ensure!(aborted == Err(libc::ECONNABORTED), "abort: {aborted:?}");
+    let reset = server.read(&mut [0]).map_err(errno);
+    ensure!(reset == Err(libc::ECONNRESET), "the peer: {reset:?}");
+    let window = tcp.receive_window;
+    println!("socket seen (own window {window:?}), limited, ended from outside");
+    Ok(())
 }
 
 impl Drop for Check {

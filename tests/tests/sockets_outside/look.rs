@@ -8,11 +8,11 @@ use std::{
 use backstop::sockets::{
     abort::support,
     diag::Target,
-    look::{State, Timer, Tuple},
+    look::{Look, State, Timer, Tuple},
 };
 use tests::need;
 
-use crate::common::{Scene, all};
+use crate::common::{SOON, Scene, all};
 
 #[test]
 fn the_kernel_of_the_tests_can_abort() {
@@ -92,6 +92,61 @@ fn a_peer_that_does_not_read() {
         let _ = server.read(&mut sink);
         !look.peer_reads_nothing()
     });
+}
+
+const CUT: &str = "table inet cut {\n\
+                   chain input { type filter hook input priority 0; policy drop; }\n\
+                   }\n";
+
+/// A connection over a link, and what a look shows once the peer answers nothing any more.
+fn vanished(before: &str, shows: impl Fn(&Look) -> bool) -> Look {
+    let net = tests::net::TestNet::new();
+    let group = tests::cgroup::TestCgroup::new("vanished");
+    let mut python = tests::interpreter::Interpreter::start(&group, &net.client);
+    let to = tests::net::TestNet::server4(8080);
+    let listener = net
+        .server
+        .enter(|| std::net::TcpListener::bind(to).expect("listen"));
+    python.value("(s := socket.create_connection(('10.77.0.2', 8080))) and 0");
+    let _server = listener.accept().expect("accept");
+    python.value("s.setblocking(False)");
+    let look = || all(&net.client, &[State::Established]).into_iter().next();
+    while python.errno(before) == 0 && before != "0" {}
+    let closed = || look().is_some_and(|look| look.peer_reads_nothing());
+    if before != "0" {
+        tests::wait::until("a closed window", SOON, || closed().then_some(()));
+    }
+    net.server.nft(CUT);
+    python.errno("s.send(b'x')");
+    let look = || look().filter(&shows);
+    tests::wait::until("the silence to show", SOON, look)
+}
+
+#[test]
+fn a_peer_that_vanished() {
+    need!("python3", "nft");
+    let look = vanished("0", |look| {
+        look.tcp
+            .is_some_and(|tcp| tcp.retransmits > 1 && tcp.last_ack_recv_ms > 200)
+    });
+    let tcp = look.tcp.expect("details");
+    assert_eq!(
+        (look.timer, tcp.unacked),
+        (Timer::Retransmit, 1),
+        "{look:?}"
+    );
+    assert_eq!((look.send_queue, tcp.notsent_bytes), (1, 0), "{look:?}");
+    assert!(!look.peer_reads_nothing());
+}
+
+/// Unlike one that does not read, it leaves the probes of its window unanswered.
+#[test]
+fn a_peer_that_vanished_with_its_window_closed() {
+    need!("python3", "nft");
+    let look = vanished("s.send(b'x' * 1000000)", |look| {
+        look.tcp.is_some_and(|tcp| tcp.probes > 1)
+    });
+    assert!(look.peer_reads_nothing(), "{look:?}");
 }
 
 /// The program does not read: the peer's window closes.
@@ -201,7 +256,7 @@ fn many_in_one_batch() {
     });
     for (index, (told, look)) in seen.iter().enumerate() {
         assert_eq!(index, *told);
-        let look: &Option<backstop::sockets::look::Look> = look;
+        let look: &Option<Look> = look;
         assert_eq!(look.is_none(), index % 3 == 0, "{index}");
         assert!(look.is_none_or(|look| look.tuple == targets[index].tuple));
     }

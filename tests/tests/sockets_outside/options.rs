@@ -5,8 +5,8 @@ use std::{net::TcpStream, time::Duration};
 use backstop::sockets::{
     diag::Target,
     options::{
-        Given, Keepalive, KeptAlive, OptionError, Reached, Socket, Tightened, TimeOption, Wanted,
-        reach,
+        Given, Keepalive, KeptAlive, OptionError, Reached, Socket, Spot, Tightened, TimeOption,
+        Wanted, reach,
     },
     process::in_cgroup,
 };
@@ -22,6 +22,7 @@ fn wanted(scene: &Scene, target: &Target) -> Wanted {
     Wanted {
         inode,
         cookie: target.cookie,
+        spot: None,
     }
 }
 
@@ -210,12 +211,12 @@ fn a_child_owns_it() {
     let wanted = wanted(&scene, &target);
     scene.python.value("s.close()");
     let mut pids = std::iter::once(parent).chain(in_cgroup(scene.group.path()));
-    let reached = reach(&[wanted], &mut pids, |_, socket| socket.pid());
+    let reached = reach(&[wanted], &mut pids, |_, socket| socket.spot().pid);
     assert_eq!(reached.results, [Some(child)]);
     assert!(reached.problem.is_none());
     scene.python.kill();
     let mut pids = std::iter::once(parent).chain(in_cgroup(scene.group.path()));
-    let reached = reach(&[wanted], &mut pids, |_, socket| socket.pid());
+    let reached = reach(&[wanted], &mut pids, |_, socket| socket.spot().pid);
     assert_eq!(reached.results, [Some(child)]);
     assert!(reached.problem.is_none());
 }
@@ -243,12 +244,12 @@ fn another_process_was_handed_it() {
     scene.python.value("s.close()");
     let receive = "(s := socket.socket(fileno=socket.recv_fds(u.accept()[0], 9, 1)[1][0])) and 0";
     other.value(receive);
-    let reached = reach(&[wanted], [first], |_, socket| socket.pid());
+    let reached = reach(&[wanted], [first], |_, socket| socket.spot().pid);
     assert_eq!(reached.results, [None]);
     let pids = in_cgroup(scene.group.path());
     let reached = reach(&[wanted], pids, |_, socket| {
         socket.tighten(TimeOption::Receive, LIMIT).expect("set");
-        socket.pid()
+        socket.spot().pid
     });
     assert_eq!(reached.results, [Some(below.pids()[0] as u32)]);
     assert_eq!(other.errno("s.recv(1)"), EAGAIN);
@@ -305,6 +306,34 @@ fn another_cookie_is_another_socket() {
     );
 }
 
+/// Back where it was, without a search; somewhere else by now, with one.
+#[test]
+fn the_way_back() {
+    need!("python3");
+    let (mut scene, _server, target) = start("back");
+    let mut wanted = wanted(&scene, &target);
+    let spot = reach(&[wanted], [scene.pid()], |_, socket| socket.spot()).results[0];
+    let spot = spot.expect("reached");
+    wanted.spot = Some(spot);
+    let again = |wanted, pids: &[u32]| reach(&[wanted], pids.to_vec(), |_, socket| socket.spot());
+    assert_eq!(again(wanted, &[]).results, [Some(spot)]);
+    // Another socket has the number now.
+    scene.python.value("(copy := s.dup()) and 0");
+    scene.python.value("(other := socket.socket()) and 0");
+    scene
+        .python
+        .value("__import__('os').dup2(other.fileno(), s.fileno())");
+    assert_eq!(again(wanted, &[]).results, [None]);
+    let found = again(wanted, &[scene.pid()]).results[0].expect("the copy");
+    let copy = scene.python.value("copy.fileno()");
+    assert_eq!(found.fd, copy.as_i64().expect("a number") as i32);
+    wanted.spot = Some(Spot {
+        pid: u32::MAX,
+        ..spot
+    });
+    assert_eq!(again(wanted, &[scene.pid()]).results, [Some(found)]);
+}
+
 /// Many sockets of one process, and one that nobody has, in one pass.
 #[test]
 fn many_in_one_pass() {
@@ -322,7 +351,7 @@ fn many_in_one_pass() {
     let mut calls = 0;
     let reached = reach(&sockets, [scene.pid(), scene.pid()], |at, socket| {
         calls += 1;
-        (at, socket.fd())
+        (at, socket.spot().fd)
     });
     assert_eq!(calls, 19);
     for (at, result) in reached.results.iter().enumerate() {

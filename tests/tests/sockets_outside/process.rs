@@ -1,6 +1,6 @@
 //! Whether a program can run, and that a pid is not a process.
 
-use std::{collections::HashMap, fs, os::fd::AsRawFd as _, path::PathBuf};
+use std::{fs, ops::ControlFlow, os::fd::AsRawFd as _, path::PathBuf};
 
 use backstop::sockets::{
     options::{Wanted, reach},
@@ -147,22 +147,34 @@ fn a_pid_used_again_is_noticed() {
     let path = format!("/proc/self/fd/{}", listener.as_raw_fd());
     let inode = fs::metadata(path).expect("its inode").ino() as u32;
     let cookie = rustix::net::sockopt::socket_cookie(&listener).expect("its cookie");
-    let wanted = HashMap::from([(inode, ())]);
+    // How many descriptors of the process are it, and whether it was the process all the time.
+    let count = |process: &Process| {
+        let mut count = 0;
+        let same = process.each_socket(|_, of| {
+            count += usize::from(of == inode);
+            ControlFlow::Continue(())
+        });
+        (count, same.expect("list"))
+    };
     let pid = child(None);
     let process = open(pid);
-    assert_eq!(process.sockets(&wanted).expect("list").len(), 1);
+    assert_eq!(count(&process), (1, true));
     end(pid);
-    assert!(process.sockets(&wanted).expect("list").is_empty());
+    assert_eq!(count(&process), (0, false));
     let pid = child(Some(pid));
     let freezers = Freezers::find();
     assert_eq!(process.run_state(&freezers), RunState::Ended);
     assert!(!process.is_alive());
-    assert!(process.sockets(&wanted).expect("list").is_empty());
+    assert_eq!(count(&process), (1, false), "the other process has it");
     assert_eq!(open(pid).run_state(&freezers), RunState::Running);
-    let socket = Wanted { inode, cookie };
-    let reached = reach(&[socket], [pid as u32], |_, socket| socket.pid());
+    let socket = Wanted {
+        inode,
+        cookie,
+        spot: None,
+    };
+    let reached = reach(&[socket], [pid as u32], |_, socket| socket.spot().pid);
     assert_eq!(reached.results, [Some(pid as u32)]);
     end(pid);
-    let reached = reach(&[socket], [pid as u32], |_, socket| socket.pid());
+    let reached = reach(&[socket], [pid as u32], |_, socket| socket.spot().pid);
     assert_eq!(reached.results, [None]);
 }

@@ -49,16 +49,6 @@ pub const TESTS: &[Package] = &[
         "redis-server",
         "server under test (BLPOP waits long and rightly)",
     ),
-    package(
-        "mariadb-server",
-        "server and client under test (the server speaks first)",
-    ),
-    package(
-        "openssh-server",
-        "server under test (both sides speak first, long sessions)",
-    ),
-    package("openssh-client", "client under test"),
-    package("openssl", "TLS server under test; certificates"),
     package("bsdutils", "logger: a client of a protocol without answers"),
     package(
         "nginx-light",
@@ -68,6 +58,16 @@ pub const TESTS: &[Package] = &[
         "haproxy",
         "client under test, and the proxy to compare with",
     ),
+    package(
+        "mariadb-server",
+        "server under test, and its client: the server speaks first",
+    ),
+    package(
+        "openssh-server",
+        "server under test: the server speaks first, and so does its client",
+    ),
+    package("openssh-client", "client under test"),
+    package("openssl", "certificates of TLS servers under test"),
     package("hey", "many connections at once"),
     package("wrk", "throughput on keep-alive connections"),
     package("apache2-utils", "ab: counts the answers that it gets"),

@@ -138,6 +138,8 @@ pub struct Row {
     pub abandoned: u64,
     /// Resets and closes of reused connections that had been idle; never a failure.
     pub stale: u64,
+    /// Answers that asked for fewer calls: HTTP 429, 503 with Retry-After, an account's own limit.
+    pub throttled: u64,
     /// Connects that never sent a SYN.
     pub local: u64,
     /// Failed calls by outcome.

@@ -1,0 +1,16 @@
+//! Values that the verifier is not to know.
+//!
+//! It follows every value that a program can have known by itself (kernel/bpf/verifier.c,
+//! `states_equal`): an enum of five variants makes five walks through all that comes after it. What is
+//! read from memory can be anything, and is walked once.
+
+/// Always 0. In writable data, so that nothing but a load tells.
+#[unsafe(no_mangle)]
+static mut NOTHING: u32 = 0;
+
+/// The same value.
+#[inline(always)]
+pub fn hidden(value: u32) -> u32 {
+    // SAFETY: nobody ever writes it.
+    value.wrapping_add(unsafe { (&raw const NOTHING).read_volatile() })
+}
