@@ -77,6 +77,88 @@ pub fn protocol(head: &[u8; HEAD], length: usize) -> u32 {
     PROTOCOL_OPAQUE
 }
 
+/// Longest TLS record (RFC 8446, section 5.2; 2,048 of overhead in TLS 1.2).
+const TLS_RECORD_MOST: u32 = (1 << 14) + 2048;
+
+/// The protocol from a payload of `length` bytes that a client sends in the middle of a connection's
+/// life; [`PROTOCOL_UNKNOWN`] when the bytes do not certainly begin a message.
+///
+/// As far as can be told: a segment in the middle of an upload looks like this only by chance.
+#[inline(always)]
+pub fn mid_stream(head: &[u8; HEAD], length: u32) -> u32 {
+    let long = |a: u8, b: u8, c: u8, d: u8| u32::from_be_bytes([a, b, c, d]);
+    if length < 5 {
+        return PROTOCOL_UNKNOWN;
+    }
+    if tls_record(head).is_some_and(|record| (1..=TLS_RECORD_MOST).contains(&record.length)) {
+        return PROTOCOL_TLS;
+    }
+    if word(head) == u32::from_ne_bytes(*b"CONN") {
+        return PROTOCOL_TUNNEL;
+    }
+    if is_http_method(head) {
+        return PROTOCOL_HTTP1;
+    }
+    // Redis: an array of some elements.
+    if head[0] == b'*' && head[1].is_ascii_digit() && (head[2] == b'\r' || head[3] == b'\r') {
+        return PROTOCOL_OPAQUE;
+    }
+    // MySQL: a command is the first packet of its exchange, and nearly always alone.
+    if head[3] == 0 && long(0, head[2], head[1], head[0]) == length - 4 {
+        return PROTOCOL_OPAQUE;
+    }
+    if is_amqp_frame(head, length) {
+        return PROTOCOL_AMQP;
+    }
+    if is_http2_frame(head, length) {
+        return PROTOCOL_MULTIPLEXED;
+    }
+    // PostgreSQL: Query, Parse, Bind, Execute, Describe, Close, Function call.
+    let message = long(head[1], head[2], head[3], head[4]);
+    if matches!(head[0], b'Q' | b'P' | b'B' | b'E' | b'D' | b'C' | b'F')
+        && message >= 4
+        && message < length
+    {
+        return PROTOCOL_OPAQUE;
+    }
+    PROTOCOL_UNKNOWN
+}
+
+/// A whole AMQP frame: 0-9-1 (type, channel, size), or 1.0 (size, offset of the data, type).
+#[inline(always)]
+fn is_amqp_frame(head: &[u8; HEAD], length: u32) -> bool {
+    // Of a payload of less than 12 bytes five are at hand: a heartbeat.
+    if length == 8 {
+        return (head[0] == 8 && head[1] | head[2] | head[3] | head[4] == 0)
+            || (word(head) == u32::from_ne_bytes([0, 0, 0, 8]) && head[4] == 2);
+    }
+    let size = u32::from_be_bytes([head[3], head[4], head[5], head[6]]);
+    if length >= 12 && matches!(head[0], 1..=3) && size != 0 && size <= length - 8 {
+        return true;
+    }
+    let size = u32::from_be_bytes([head[0], head[1], head[2], head[3]]);
+    length >= 12 && size >= 12 && size <= length && head[4] == 2 && head[5] <= 1
+}
+
+/// A whole HTTP/2 frame (RFC 9113, section 4.1) such as a client sends.
+#[inline(always)]
+fn is_http2_frame(head: &[u8; HEAD], length: u32) -> bool {
+    let size = u32::from_be_bytes([0, head[0], head[1], head[2]]);
+    if length < 9 || size > length - 9 {
+        return false;
+    }
+    // Of nine bytes five are at hand: that is the answer to SETTINGS.
+    let stream = u32::from_be_bytes([head[5], head[6], head[7], head[8]]);
+    match head[3] {
+        0 | 1 => size != 0 && stream % 2 == 1 && stream >> 31 == 0,
+        3 | 8 => size == 4,
+        4 => size.is_multiple_of(6) && stream == 0,
+        6 => size == 8 && stream == 0,
+        7 => size >= 8 && stream == 0,
+        _ => false,
+    }
+}
+
 #[inline(always)]
 fn starts(head: &[u8; HEAD], with: &[u8; 8]) -> bool {
     u64::from_ne_bytes([
@@ -460,6 +542,44 @@ mod tests {
     }
 
     #[test]
+    fn in_the_middle_of_a_stream() {
+        for (bytes, wanted) in [
+            (&b"GET / HTTP/1.1\r\n"[..], PROTOCOL_HTTP1),
+            (b"CONNECT a:443 HTTP/1.1\r\n", PROTOCOL_TUNNEL),
+            (b"\x17\x03\x03\x00\x13...................", PROTOCOL_TLS),
+            (b"\x15\x03\x03\x00\x02..", PROTOCOL_TLS),
+            (b"\x17\x03\x03\xff\x13..", PROTOCOL_UNKNOWN),
+            (b"*1\r\n$4\r\nPING\r\n", PROTOCOL_OPAQUE),
+            (b"*12\r\n$4\r\nMSET\r\n", PROTOCOL_OPAQUE),
+            (b"\x09\0\0\0\x03SELECT 1", PROTOCOL_OPAQUE),
+            (b"Q\0\0\0\x0dSELECT 1\0", PROTOCOL_OPAQUE),
+            (b"Q\0\0\xff\x0dSELECT 1\0", PROTOCOL_UNKNOWN),
+            (b"\x08\0\0\0\0\0\0\xce", PROTOCOL_AMQP),
+            (b"\0\0\0\x08\x02\0\0\0", PROTOCOL_AMQP),
+            (b"\x01\0\x01\0\0\0\x05\0\x14\0\x0a\0\xce", PROTOCOL_AMQP),
+            (b"\0\0\0\x04\x01\0\0\0\0", PROTOCOL_MULTIPLEXED),
+            (b"\0\0\x04\x08\0\0\0\0\0\0\0\x01\0", PROTOCOL_MULTIPLEXED),
+            (b"\0\0\x08\x06\x01\0\0\0\0........", PROTOCOL_MULTIPLEXED),
+            (b"\0\0\x03\x01\x05\0\0\0\x07...", PROTOCOL_MULTIPLEXED),
+            (b"\0\0\xff\x01\x05\0\0\0\x07...", PROTOCOL_UNKNOWN),
+            (b"the middle of an upload", PROTOCOL_UNKNOWN),
+            (b"0123456789abcdef", PROTOCOL_UNKNOWN),
+            (b"x", PROTOCOL_UNKNOWN),
+            (b"", PROTOCOL_UNKNOWN),
+        ] {
+            // As much as the hook loads.
+            let loaded = match bytes.len() {
+                24.. => 24,
+                12.. => 12,
+                5.. => 5,
+                length => length,
+            };
+            let head = head(&bytes[..loaded]);
+            assert_eq!(mid_stream(&head, bytes.len() as u32), wanted, "{bytes:?}");
+        }
+    }
+
+    #[test]
     fn farewells() {
         for (text, is_one) in [
             (&b"X\0\0\0\x04"[..], true),
@@ -578,6 +698,7 @@ mod tests {
         fn nothing_panics(bytes: [u8; HEAD], length: u32, of in 0u32..8) {
             let _ = (protocol(&bytes, length as usize), answer(&bytes, of, length));
             let _ = (is_tls_request(&bytes), is_tls_alert(&bytes), begins_tls(&bytes, length));
+            let _ = mid_stream(&bytes, length);
         }
     }
 }

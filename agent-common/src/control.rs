@@ -53,8 +53,10 @@ pub struct Counters {
     pub unstamped: u64,
     /// Rows created by the kernel.
     pub rows_created: u64,
+    /// Connections that existed before and are followed since the agent's start.
+    pub adopted: u64,
     /// Zero.
-    pub reserved: [u64; 4],
+    pub reserved: [u64; 3],
 }
 
 layout!(Counters, size 64, lost_events at 0, rows_created at 24);

@@ -9,6 +9,7 @@
 //! a field changes [`ABI_VERSION`], which the agent compares with the one in the object it loads.
 #![no_std]
 
+pub mod adopt;
 pub mod classify;
 pub mod control;
 pub mod event;
@@ -21,6 +22,7 @@ pub mod tls;
 pub mod verdict;
 pub mod window;
 
+pub use adopt::AdoptOffsets;
 pub use control::{Control, Counters, Mode, Offsets};
 pub use event::{Event, EventKind};
 pub use key::{DestinationKey, PolicyKey};

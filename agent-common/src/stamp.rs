@@ -4,7 +4,8 @@ use bytemuck::{Pod, Zeroable};
 
 use crate::{COMM_LEN, layout};
 
-/// The stamp of a socket whose `connect()` passed the hook. Written by the kernel only.
+/// The stamp of a socket whose `connect()` passed the hook. Written by the kernel, but for
+/// the process of an adopted connection.
 #[derive(Clone, Copy, Pod, Zeroable)]
 #[repr(C)]
 pub struct Stamp {
@@ -22,12 +23,14 @@ pub struct Stamp {
     pub our_timeout_ms: u32,
     /// TCP_USER_TIMEOUT that the program had set, ms; given back at the end of the connect.
     pub own_timeout_ms: u32,
-    /// Reply to the first SYN timer, ticks; 0: none.
+    /// Reply to the first SYN timer, ticks; 0: none. On an adopted connection, which will never send
+    /// a SYN: `in_end` at its adoption.
     pub syn_timeout_ticks: u32,
     /// When the SYN left (CLOCK_MONOTONIC, ns); 0 before. On an open connection: when the last byte of
     /// the request under way was sent.
     pub begun_ns: u64,
-    /// Process (thread group) that called `connect()`.
+    /// Process (thread group) that called `connect()`. Of an adopted connection one that has the
+    /// socket, written by the agent together with `comm`; 0: not known.
     pub pid: u32,
     /// Thread that called `connect()`.
     pub tid: u32,
@@ -190,6 +193,12 @@ pub const PROTOCOL_AMQP: u32 = 6;
 /// SSH: its farewell is encrypted, and a server may answer it by closing.
 pub const PROTOCOL_SSH: u32 = 7;
 
+/// Adopted in the middle of its life: what the client sends next tells.
+pub const PROTOCOL_ADOPTED: u32 = 16;
+/// The same, and a request may be under way: only what certainly begins another one, or payload that
+/// comes in first, tells.
+pub const PROTOCOL_ADOPTED_BUSY: u32 = 17;
+
 /// A place for the stamp of one connection.
 ///
 /// Creating socket storage is by far the dearest step of a connect (two accounted allocations, half
@@ -244,3 +253,5 @@ pub const STAMP_UNJUDGED: u32 = 1 << 5;
 pub const STAMP_HALF_CLOSED: u32 = 1 << 7;
 /// The probe ends with the first exchange, not with the connect.
 pub const STAMP_PROBE_BY_EXCHANGE: u32 = 1 << 6;
+/// Adopted where the kernel cannot be asked for state callbacks: its end is seen at its release.
+pub const STAMP_UNWATCHED: u32 = 1 << 16;

@@ -17,10 +17,11 @@ use agent_common::{
         OUTCOME_HUNG, OUTCOME_OTHER, OUTCOME_RESET, OUTCOME_RESPONSE, OUTCOME_SLOW, OUTCOME_STATUS,
     },
     stamp::{
-        KIND_GREETING, KIND_HANDSHAKE, KIND_REQUEST, PHASE_OPEN, PHASE_PENDING, PROTOCOL_AMQP,
-        PROTOCOL_HTTP1, PROTOCOL_MULTIPLEXED, PROTOCOL_OPAQUE, PROTOCOL_SSH, PROTOCOL_TLS,
-        PROTOCOL_TUNNEL, PROTOCOL_UNKNOWN, STAMP_HALF_CLOSED, STAMP_PROBE, STAMP_PROBE_BY_EXCHANGE,
-        kind_of_request, pack_request, unpack_request,
+        KIND_GREETING, KIND_HANDSHAKE, KIND_REQUEST, PHASE_OPEN, PHASE_PENDING, PROTOCOL_ADOPTED,
+        PROTOCOL_ADOPTED_BUSY, PROTOCOL_AMQP, PROTOCOL_HTTP1, PROTOCOL_MULTIPLEXED,
+        PROTOCOL_OPAQUE, PROTOCOL_SSH, PROTOCOL_TLS, PROTOCOL_TUNNEL, PROTOCOL_UNKNOWN,
+        STAMP_HALF_CLOSED, STAMP_PROBE, STAMP_PROBE_BY_EXCHANGE, kind_of_request, pack_request,
+        unpack_request,
     },
     tls::{STAGE_ASKED, STAGE_FINISHED, STAGE_SETTLED, Sent},
 };
@@ -132,6 +133,17 @@ unsafe fn out(ctx: &SkBuffContext, stamp: *mut Stamp, segment: Segment) {
                 return;
             }
         }
+        let protocol = if protocol >= PROTOCOL_ADOPTED {
+            let head = segment::head(ctx.skb.skb, segment);
+            let Some(protocol) = adopted(stamp, &head, segment) else {
+                return;
+            };
+            (*stamp).protocol = protocol;
+            (*stamp).tls_stage = STAGE_SETTLED;
+            protocol
+        } else {
+            protocol
+        };
         let mut kind = KIND_REQUEST;
         let mut begin_seq = segment.begin();
         match protocol {
@@ -234,6 +246,26 @@ unsafe fn is_control(ctx: &SkBuffContext, protocol: u32, segment: Segment) -> bo
         PROTOCOL_AMQP => !classify::begins_amqp(&head),
         PROTOCOL_MULTIPLEXED => !classify::begins_stream(&head),
         _ => is_farewell(&head, segment),
+    }
+}
+
+/// The protocol of an adopted connection from what its client sends; `None` while that may be the
+/// rest of a request that was under way, or says goodbye.
+#[inline(always)]
+unsafe fn adopted(stamp: *mut Stamp, head: &[u8; HEAD], segment: Segment) -> Option<u32> {
+    if is_farewell(head, segment) {
+        return None;
+    }
+    // SAFETY: by the caller, map memory.
+    let is_busy = unsafe {
+        (*stamp).protocol == PROTOCOL_ADOPTED_BUSY
+            && (&raw const (*stamp).in_end).read_volatile() == (*stamp).syn_timeout_ticks
+    };
+    match classify::mid_stream(head, segment.payload) {
+        // Records follow one another in an upload, too.
+        PROTOCOL_UNKNOWN | PROTOCOL_TLS if is_busy => None,
+        PROTOCOL_UNKNOWN => Some(PROTOCOL_OPAQUE),
+        protocol => Some(protocol),
     }
 }
 

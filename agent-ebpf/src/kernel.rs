@@ -9,6 +9,7 @@ use core::mem::MaybeUninit;
 use agent_common::{Offsets, control::NO_OFFSET};
 use aya_ebpf::{
     bindings::bpf_sock,
+    cty::c_void,
     helpers::generated::{bpf_get_current_task, bpf_probe_read_kernel, bpf_skc_to_tcp_sock},
 };
 
@@ -55,6 +56,36 @@ impl TcpSocket {
         Some(Self(tcp.cast()))
     }
 
+    /// The socket that an iterator visits, or `None` if it is no full TCP socket.
+    ///
+    /// # Safety
+    /// `common` must be the iterator's, not null.
+    #[inline(always)]
+    pub unsafe fn visited(common: *mut c_void) -> Option<Self> {
+        // SAFETY: by contract.
+        let tcp = unsafe { bpf_skc_to_tcp_sock(common) };
+        if tcp.is_null() {
+            return None;
+        }
+        Some(Self(tcp.cast()))
+    }
+
+    /// For helpers that take the socket.
+    #[inline(always)]
+    pub fn pointer(self) -> *mut c_void {
+        self.0.cast_mut().cast()
+    }
+
+    /// A member.
+    ///
+    /// # Safety
+    /// As [`load`].
+    #[inline(always)]
+    pub unsafe fn member<T: Copy>(self, offset: u32) -> T {
+        // SAFETY: by contract.
+        unsafe { load(self.0, offset) }
+    }
+
     /// `sk->sk_err`, positive; 0 where its offset is not known.
     #[inline(always)]
     pub fn error(self) -> u32 {
@@ -99,6 +130,17 @@ impl TcpSocket {
         unsafe { load::<u32>(self.0, offset) }
     }
 
+    /// `struct net` of its network namespace; null where that cannot be read.
+    #[inline(always)]
+    pub fn net(self) -> *const u8 {
+        let to_net = offset!(sock_net);
+        if to_net == NO_OFFSET {
+            return core::ptr::null();
+        }
+        // SAFETY: as above; a pointer loaded from a typed one is typed, too.
+        unsafe { load::<*const u8>(self.0, to_net) }
+    }
+
     /// Inode of its network namespace, 0 where that cannot be read.
     #[inline(always)]
     pub fn netns_inode(self) -> u32 {
@@ -120,7 +162,7 @@ impl TcpSocket {
 /// # Safety
 /// The verifier must know the type behind `base` and find a member at `offset`.
 #[inline(always)]
-unsafe fn load<T: Copy>(base: *const u8, offset: u32) -> T {
+pub unsafe fn load<T: Copy>(base: *const u8, offset: u32) -> T {
     // SAFETY: by contract.
     unsafe { base.add(offset as usize).cast::<T>().read_volatile() }
 }

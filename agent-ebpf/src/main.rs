@@ -10,6 +10,7 @@
     reason = "atomics that return the old value exist only there"
 )]
 
+mod adopt;
 mod atomics;
 mod begin;
 mod connect;

@@ -96,3 +96,8 @@ pub static SPILLED: HashMap<u64, Stamp> =
 /// agent and removed by whoever ends the exchange. Some 60 bytes an entry, taken only when used.
 #[map]
 pub static COUNTED: HashMap<u64, u64> = HashMap::with_max_entries(COUNTED_MOST, BPF_F_NO_PREALLOC);
+
+/// Control groups whose sockets are adopted, by id, with a process in each. Written by the agent,
+/// emptied after the start.
+#[map]
+pub static WATCHED: HashMap<u64, u32> = HashMap::with_max_entries(65_536, BPF_F_NO_PREALLOC);

@@ -3,7 +3,7 @@
 //! A connect without a route, without a free port, or refused by a program after ours fires no
 //! state change and no error: only the end of the socket shows that nothing came of it.
 
-use agent_common::stamp::{PHASE_IDLE, PHASE_OPEN, PHASE_STAMPED};
+use agent_common::stamp::{PHASE_IDLE, PHASE_OPEN, PHASE_STAMPED, STAMP_UNWATCHED};
 use aya_ebpf::{
     EbpfContext as _,
     helpers::generated::{bpf_get_socket_cookie, bpf_ktime_get_ns},
@@ -16,7 +16,11 @@ use crate::{
     kernel, outcome, stamps,
 };
 
+const TCP_ESTABLISHED: u32 = 1;
+const TCP_FIN_WAIT1: u32 = 4;
+const TCP_FIN_WAIT2: u32 = 5;
 const TCP_CLOSE: u32 = 7;
+const RCV_SHUTDOWN: u32 = 1;
 
 /// Always 1.
 #[cgroup_sock(sock_release)]
@@ -29,17 +33,21 @@ pub fn release(ctx: SockContext) -> i32 {
         };
         match (*found.stamp).phase {
             PHASE_IDLE => {}
-            // Open: it ends when the kernel closes it, in a moment, if it is not closed already.
+            // Open: it ends when the kernel closes it, in a moment, if it is not closed already; or
+            // here, where nobody will tell.
             PHASE_OPEN => {
-                if (*ctx.sock).state != TCP_CLOSE {
+                let state = (*ctx.sock).state;
+                if state != TCP_CLOSE && (*found.stamp).flags & STAMP_UNWATCHED == 0 {
                     return 1;
                 }
+                // The program closes before the peer has.
+                let by_program = matches!(state, TCP_ESTABLISHED | TCP_FIN_WAIT1 | TCP_FIN_WAIT2);
                 let error = kernel::error_of_context(ctx.sock);
                 let change = Change {
                     state: TCP_CLOSE,
                     error,
-                    shut: 0,
-                    exiting: false,
+                    shut: if by_program { RCV_SHUTDOWN } else { 0 },
+                    exiting: error == 0 && by_program && kernel::current_is_exiting(),
                     cookie,
                 };
                 exchange::closing(found.stamp, bpf_ktime_get_ns(), &change);

@@ -15,7 +15,8 @@ use crate::{stamps, user_timeout};
 #[repr(C)]
 pub struct IterTcp {
     meta: *mut c_void,
-    sk_common: *mut c_void,
+    /// Null ends a run.
+    pub sk_common: *mut c_void,
     uid: u32,
 }
 

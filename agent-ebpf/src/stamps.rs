@@ -32,8 +32,13 @@ impl Found {
         if self.slot.is_null() {
             let _ = maps::SPILLED.remove(self.cookie);
         } else {
+            // The next owner may be an adopted socket, whose packets do not wait until its stamp is
+            // written.
             // SAFETY: map memory.
-            unsafe { (&raw mut (*self.slot).owner).write_volatile(0) };
+            unsafe {
+                (&raw mut (*self.stamp).phase).write_volatile(PHASE_IDLE);
+                (&raw mut (*self.slot).owner).write_volatile(0);
+            }
         }
     }
 }

@@ -18,7 +18,7 @@ use crate::{
 };
 
 const LOOP: &str = r#"
-import json, socket, sys, time
+import json, os, socket, sys, time
 for line in sys.stdin:
     try:
         answer = {"value": eval(line)}

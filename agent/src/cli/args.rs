@@ -69,6 +69,9 @@ pub enum Command {
         #[arg(long)]
         json: bool,
     },
+    /// Say which policy is for DESTINATION and why, where each number comes from, and what state
+    /// its breakers are in.
+    Explain(ExplainArgs),
     /// Open the breaker of DESTINATION by hand: its calls are refused.
     Trip(ForcedArgs),
     /// Hold the breaker of DESTINATION closed by hand: its calls pass, whatever fails.
@@ -115,6 +118,25 @@ pub struct RunArgs {
     /// The common --socket.
     #[arg(skip)]
     pub socket: PathBuf,
+}
+
+/// What `explain` is about.
+#[derive(Clone, Debug, Args)]
+pub struct ExplainArgs {
+    /// Address with port, such as 10.0.0.5:5432 or [2001:db8::1]:443; it need not have been seen
+    /// yet
+    pub destination: String,
+    /// As this process calls it, by its id where this command runs [default: any caller, without
+    /// policies that name workloads]
+    #[arg(long, value_name = "PID", value_parser = clap::value_parser!(u32).range(1..), conflicts_with = "cgroup")]
+    pub pid: Option<u32>,
+    /// As the processes of this control group call it: its directory, or a workload as `status`
+    /// shows it [default: as for --pid]
+    #[arg(long, value_name = "PATH")]
+    pub cgroup: Option<PathBuf>,
+    /// Print JSON, with every key always present [default: text]
+    #[arg(long)]
+    pub json: bool,
 }
 
 /// Whose breakers a manual command is about.

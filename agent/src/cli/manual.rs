@@ -119,7 +119,7 @@ fn written(duration: Duration) -> String {
     exact(u64::try_from(duration.as_nanos().div_ceil(1_000_000)).unwrap_or(u64::MAX))
 }
 
-fn with_query(mut target: String, query: &[(&str, Option<&str>)]) -> String {
+pub(super) fn with_query(mut target: String, query: &[(&str, Option<&str>)]) -> String {
     let mut mark = '?';
     for (name, value) in query {
         if let Some(value) = value {

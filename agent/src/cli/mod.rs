@@ -8,6 +8,8 @@ mod config;
 #[cfg(test)]
 mod deployed;
 mod event_text;
+mod explain;
+mod explain_text;
 mod manual;
 mod output;
 mod status;
@@ -27,7 +29,7 @@ use clap::Parser;
 use crate::control::client::{Client, ClientError};
 use output::Output;
 
-pub use args::{Cli, Command, ForcedArgs, Listen, RunArgs, Target};
+pub use args::{Cli, Command, ExplainArgs, ForcedArgs, Listen, RunArgs, Target};
 pub use config::{check, print_config};
 
 /// Done.
@@ -119,6 +121,7 @@ fn ask(client: &Client, command: Command, out: &mut Output<'_>) -> u8 {
             Command::Events { follow, all, json } => {
                 status::events(client, follow, all, json, out).await
             }
+            Command::Explain(args) => explain::explain(client, &args, out).await,
             Command::Trip(args) => manual::trip(client, &args, out).await,
             Command::HoldClosed(args) => manual::hold_closed(client, &args, out).await,
             Command::Reset { target } => manual::reset(client, &target, out).await,

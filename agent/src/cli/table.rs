@@ -271,7 +271,8 @@ pub fn reason(reason: &Reason) -> String {
     }
 }
 
-fn detail(text: &mut String, row: &Row, style: Style) {
+/// All there is to know about one row.
+pub fn detail(text: &mut String, row: &Row, style: Style) {
     let (state, colour) = state(row);
     let state = format!("{state} for {}", running(row.state_age_ms));
     let _ = writeln!(

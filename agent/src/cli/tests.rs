@@ -6,7 +6,7 @@ use clap::CommandFactory;
 
 use super::*;
 use crate::control::{
-    api::{Mode, StatusEnvelope},
+    api::{Explanation, Mode, StatusEnvelope},
     server::{
         Limits,
         fake::{Fake, failure, started},
@@ -29,6 +29,7 @@ fn the_command_line_is_the_one_of_the_contract() {
             "resume",
             "status",
             "events",
+            "explain",
             "trip",
             "hold-closed",
             "reset",
@@ -57,6 +58,10 @@ fn the_command_line_is_the_one_of_the_contract() {
         "backstop pause --for soon",
         "backstop reset a:1 --for 1s",
         "backstop check",
+        "backstop explain",
+        "backstop explain a:1 --pid 0",
+        "backstop explain a:1 --pid x",
+        "backstop explain a:1 --pid 1 --cgroup /",
     ] {
         let error = Cli::try_parse_from(bad.split_whitespace()).unwrap_err();
         assert_eq!(error.exit_code(), 2, "{bad}");
@@ -173,6 +178,16 @@ async fn commands_against_an_agent() {
     );
     assert_eq!(command(client, "status nonsense").await, (2, String::new()));
 
+    let (code, text) = command(client, "explain 10.0.0.5:5432").await;
+    assert_eq!(code, 0);
+    assert!(text.contains("  applies   orders-db  "), "{text}");
+    let (code, text) = command(client, "explain 10.0.0.5:5432 --json").await;
+    let json: Explanation = serde_json::from_str(&text).unwrap();
+    assert_eq!((code, json.policy.as_str()), (0, "orders-db"));
+    assert!(text.ends_with("}\n"), "{text}");
+    let none = "explain a:1 --cgroup /no/such/group";
+    assert_eq!(command(client, none).await, (1, String::new()));
+
     let (code, text) = command(client, "events").await;
     assert_eq!(
         (code, text.as_str()),
@@ -212,6 +227,8 @@ async fn bad_usage_needs_no_agent() {
         "reset 10.0.0.5:0",
         "status nonsense",
         "status nonsense --json",
+        "explain nonsense",
+        "explain 10.0.0.5 --json",
         "trip a:1 --workload /a",
         "hold-closed a:1 --workload a/",
         "reset a:1 --workload a/../b",
@@ -232,6 +249,7 @@ async fn without_an_agent_the_exit_code_is_3() {
     for line in [
         "status",
         "events --follow",
+        "explain a:1",
         "trip a:1",
         "reset a:1",
         "pause",

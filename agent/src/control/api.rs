@@ -4,6 +4,7 @@
 //! compares them with the contract. Every key is always there; what is unknown is `null`.
 
 mod event;
+mod explain;
 mod status;
 #[cfg(test)]
 pub(crate) mod tests;
@@ -14,6 +15,9 @@ use std::{fmt, time::Duration};
 use serde::{Deserialize, Serialize};
 
 pub use event::{CallsLatency, ConfigAction, Event, EventRecord, SafetyAction, TimeoutKind};
+pub use explain::{
+    Candidate, ExplainedRow, Explanation, Fit, ManualState, Protection, Setting, SettingSource,
+};
 pub use status::{
     Connects, Exchanges, Failures, Held, Latency, Mode, Paused, Reason, ReasonKind, Rejections,
     Retry, Row, State, StatusEnvelope, TimeoutsMs, Window, Windows,

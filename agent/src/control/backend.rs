@@ -5,8 +5,8 @@ use std::{future::Future, pin::Pin, sync::Arc, time::Duration};
 use tokio::sync::broadcast;
 
 use super::api::{
-    ApiError, ConfigView, EventRecord, Health, ManualResult, PauseResult, Peer, ReloadResult,
-    StatusEnvelope,
+    ApiError, ConfigView, EventRecord, Explanation, Health, ManualResult, PauseResult, Peer,
+    ReloadResult, StatusEnvelope,
 };
 
 /// An answer that the daemon gives when it gets to it.
@@ -21,6 +21,17 @@ pub enum Manual {
     HoldClosed(Duration),
     /// Clear windows, cooldown growth and manual state.
     Reset,
+}
+
+/// Whose connects a question is about.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Caller {
+    /// Nobody's in particular.
+    Any,
+    /// Those of a workload.
+    Workload(String),
+    /// Those of a process, by its id in the agent's process namespace.
+    Process(u32),
 }
 
 /// The kept events and those to come, without a gap and without an overlap: both are to be taken
@@ -39,6 +50,12 @@ pub trait Backend: Send + Sync + 'static {
     ///
     /// Answers with `BadRequest` when the text is not a destination. Rows need not be sorted.
     fn status(&self, destination: Option<String>) -> Answer<StatusEnvelope>;
+
+    /// What holds for a destination, and why.
+    ///
+    /// Answers with `BadRequest` when the text is not a destination, `NotFound` when there is no
+    /// such process or workload.
+    fn explain(&self, destination: String, caller: Caller) -> Answer<Explanation>;
 
     /// Trips, holds closed or resets a destination, for one workload or for all.
     ///

@@ -10,4 +10,4 @@ mod backend;
 pub mod client;
 pub mod server;
 
-pub use backend::{Answer, Backend, EventFeed, Manual};
+pub use backend::{Answer, Backend, Caller, EventFeed, Manual};

@@ -13,10 +13,10 @@ use tokio::sync::{mpsc, oneshot};
 use super::{journal::Journal, reactor::HEARTBEAT_MAX_AGE};
 use crate::{
     control::{
-        Answer, Backend, EventFeed, Manual,
+        Answer, Backend, Caller, EventFeed, Manual,
         api::{
-            ApiError, ConfigView, Health, ManualResult, PauseResult, Peer, ReloadResult,
-            StatusEnvelope, parse_destination,
+            ApiError, ConfigView, Explanation, Health, ManualResult, PauseResult, Peer,
+            ReloadResult, StatusEnvelope, parse_destination,
         },
     },
     kernel::{Table, clock},
@@ -33,6 +33,8 @@ pub type Reply<T> = oneshot::Sender<Result<T, ApiError>>;
 pub enum Request {
     /// All rows, or those of one destination.
     Status(Option<DestinationArg>, Reply<StatusEnvelope>),
+    /// What holds for a destination when this caller connects.
+    Explain(DestinationArg, Caller, Reply<Explanation>),
     /// An operator's order for a destination, for one workload or all.
     Manual(
         DestinationArg,
@@ -113,6 +115,13 @@ impl Backend for Handle {
     fn status(&self, wanted: Option<String>) -> Answer<StatusEnvelope> {
         match wanted.as_deref().map(destination).transpose() {
             Ok(wanted) => self.ask(|reply| Request::Status(wanted, reply)),
+            Err(error) => refuse(error),
+        }
+    }
+
+    fn explain(&self, wanted: String, caller: Caller) -> Answer<Explanation> {
+        match destination(&wanted) {
+            Ok(wanted) => self.ask(|reply| Request::Explain(wanted, caller, reply)),
             Err(error) => refuse(error),
         }
     }

@@ -3,10 +3,12 @@
 //! Threads: the event thread ([`reactor`]: ring, core, verdicts), the dialer ([`dialer`]), the one
 //! that looks at exchanges without an answer ([`waiting`]), and the main thread with the select loop ([`node`]) and the servers. The start is in [`start`].
 
-pub mod backend;
+pub mod adopt;
+mod backend;
 pub mod canary;
 pub mod dialer;
 pub mod evict;
+mod explain;
 pub mod journal;
 pub mod latency;
 pub mod memory;

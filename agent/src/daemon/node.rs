@@ -276,6 +276,15 @@ impl Node {
         }
     }
 
+    /// Gives the rows of adopted connections what depends on their workload. There may be more of
+    /// them than notices have room.
+    pub(super) fn adopted(&mut self) {
+        let rows: Vec<RowId> = self.table.used().map(|(id, _)| id).collect();
+        for id in rows {
+            self.new_row(id);
+        }
+    }
+
     fn failure(&mut self, id: RowId, event: &agent_common::Event) {
         let Some(row) = self.shown(id) else { return };
         let destination = view::destination(id, &row);

@@ -44,6 +44,9 @@ impl Node {
             Request::Status(wanted, reply) => {
                 let _ = reply.send(self.status(wanted.as_ref()).await);
             }
+            Request::Explain(destination, caller, reply) => {
+                let _ = reply.send(self.explain(&destination, &caller).await);
+            }
             Request::Manual(destination, workload, action, by, reply) => {
                 let _ = reply.send(self.manual(&destination, workload, action, by));
             }

@@ -18,6 +18,7 @@ use tokio::{
 };
 
 use super::{
+    adopt,
     backend::Handle,
     canary::{self, Hidden, Proof},
     dialer,
@@ -200,6 +201,7 @@ async fn serve(
         canary::sweep(path);
         kernel.attach(path)?;
     }
+    adopt::adopt(&mut kernel, &cgroups);
     let file = source.file.clone();
     let mut node = Node::new(
         kernel,
@@ -215,6 +217,7 @@ async fn serve(
         pause,
         hidden,
     );
+    node.adopted();
     table.set_mode(node.kernel_mode());
     let proofs = prove(&node).await.context("wait for the canaries")?;
     if let Err(error) = node.proven(proofs) {

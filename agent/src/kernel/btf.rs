@@ -6,7 +6,7 @@
 
 use std::collections::HashMap;
 
-use agent_common::{Offsets, control::NO_OFFSET};
+use agent_common::{AdoptOffsets, Offsets, control::NO_OFFSET};
 use thiserror::Error;
 
 /// Where the running kernel shows its types.
@@ -249,6 +249,43 @@ impl<'a> Btf<'a> {
     }
 }
 
+impl Btf<'_> {
+    /// The offsets that adoption wants; `None` when one is not found, for it needs every one.
+    pub fn adopt_offsets(&self) -> Option<AdoptOffsets> {
+        let byte = |structure, path: &[&str]| {
+            let place = self.place(structure, path)?;
+            Some(place.bits / 8)
+        };
+        let common = |name| byte("sock", &["__sk_common", name]);
+        let tcp = |name| byte("tcp_sock", &[name]);
+        let connection = |path| byte("inet_connection_sock", path);
+        Some(AdoptOffsets {
+            family: common("skc_family")?,
+            state: common("skc_state")?,
+            local_port: common("skc_num")?,
+            peer_port: common("skc_dport")?,
+            local4: common("skc_rcv_saddr")?,
+            peer4: common("skc_daddr")?,
+            local6: common("skc_v6_rcv_saddr")?,
+            peer6: common("skc_v6_daddr")?,
+            ifindex: common("skc_bound_dev_if")?,
+            cgroup: byte("sock", &["sk_cgrp_data", "cgroup"])?,
+            cgroup_node: byte("cgroup", &["kn"])?,
+            node_id: byte("kernfs_node", &["id"])?,
+            net_cookie: byte("net", &["net_cookie"])?,
+            backlog: byte("sock", &["sk_max_ack_backlog"])?,
+            bucket: connection(&["icsk_bind_hash"])?,
+            fast_reuse: byte("inet_bind_bucket", &["fastreuse"])?,
+            received_at: connection(&["icsk_ack", "lrcvtime"])?,
+            sent_at: tcp("lsndtime")?,
+            acknowledged: tcp("snd_una")?,
+            sent: tcp("snd_nxt")?,
+            written: tcp("write_seq")?,
+            received: tcp("rcv_nxt")?,
+        })
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -271,6 +308,7 @@ mod tests {
         ] {
             assert_ne!(offset, NO_OFFSET, "{offsets:?}");
         }
+        assert!(Btf::parse(&data).unwrap().adopt_offsets().is_some());
         assert!(offsets.sock_kern_mask.is_power_of_two() && offsets.sock_kern_mask < 256);
     }
 
@@ -296,7 +334,7 @@ mod tests {
                 data[16..20].copy_from_slice(&0_u32.to_ne_bytes());
             }
             if let Ok(btf) = Btf::parse(&data) {
-                let _ = btf.offsets();
+                let _ = (btf.offsets(), btf.adopt_offsets());
             }
         }
     }

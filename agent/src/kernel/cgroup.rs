@@ -115,6 +115,20 @@ impl Names {
             .clone()
     }
 
+    /// Whether there is a control group of this name.
+    pub fn exists(&self, workload: &str) -> bool {
+        let below = if workload == "/" { "" } else { workload };
+        self.mount.join(below).is_dir()
+    }
+
+    /// The workload of a process.
+    ///
+    /// # Errors
+    /// See [`of_process`].
+    pub fn of_pid(&self, pid: u32) -> Result<String, NoWorkload> {
+        of_process(&self.mount, pid)
+    }
+
     /// The name by way of a process, if that is (still) in the cgroup, and if our view of the
     /// hierarchy is the same as the kernel's (not so in a cgroup namespace).
     fn of_process(&self, pid: u32, id: u64) -> Option<String> {
@@ -154,6 +168,52 @@ impl Names {
             }
         }
     }
+}
+
+/// Why a process has no workload that can be named.
+#[derive(Debug, thiserror::Error)]
+pub enum NoWorkload {
+    /// There is no such process.
+    #[error("there is no process {0} here (ids are those of this process namespace)")]
+    NoProcess(u32),
+    /// The kernel does not say.
+    #[error("process {0}: /proc/{0}/cgroup names no v2 control group")]
+    NoGroup(u32),
+    /// Its path begins above what we see.
+    #[error(
+        "process {0} is outside of this cgroup namespace ({1}); ask on the host, or name its \
+         control group instead"
+    )]
+    Outside(u32, String),
+    /// Its path is not in our mount.
+    #[error(
+        "process {0} is in {1}, which does not exist: is another part of the tree mounted here?"
+    )]
+    NotMounted(u32, PathBuf),
+}
+
+/// The workload of a process, in the hierarchy mounted at `mount`.
+///
+/// # Errors
+/// When there is no such process, or its control group cannot be seen from here, as in a container
+/// with a cgroup namespace of its own.
+pub fn of_process(mount: &Path, pid: u32) -> Result<String, NoWorkload> {
+    let text = fs::read_to_string(format!("/proc/{pid}/cgroup"))
+        .map_err(|_| NoWorkload::NoProcess(pid))?;
+    let below = text
+        .lines()
+        .find_map(|line| line.strip_prefix("0::/"))
+        .ok_or(NoWorkload::NoGroup(pid))?;
+    // The kernel says so of a group whose directory is gone; a process may still be in it.
+    let below = below.strip_suffix(" (deleted)").unwrap_or(below);
+    if below.split('/').any(|part| part == "..") {
+        return Err(NoWorkload::Outside(pid, format!("/{below}")));
+    }
+    let path = mount.join(below);
+    if !path.is_dir() {
+        return Err(NoWorkload::NotMounted(pid, path));
+    }
+    Ok(relative(mount, &path))
 }
 
 /// The workload's name for a path in the hierarchy.

@@ -9,12 +9,12 @@ use std::{
     os::fd::{AsFd as _, AsRawFd as _, OwnedFd},
     sync::{
         Mutex, PoisonError,
-        atomic::{AtomicU64, Ordering, fence},
+        atomic::{AtomicU32, AtomicU64, Ordering, fence},
     },
 };
 
 use agent_common::{
-    Stamp,
+    COMM_LEN, Stamp,
     stamp::{CONNECTION_SLOTS, PHASE_OPEN, Slot, pack_counted, unpack_request},
 };
 use aya::maps::{HashMap, MapData, MapError};
@@ -93,6 +93,29 @@ impl Connections {
         match self.copy(index) {
             Some((owner, stamp)) if owner == cookie => Some(stamp),
             _ => self.get_spilled(cookie),
+        }
+    }
+
+    /// Notes which process has an adopted connection, of which the kernel does not know any. Only of
+    /// stamps in slots, which are words that both sides can write.
+    pub fn set_process(&self, cookie: u64, pid: u32, comm: [u8; COMM_LEN]) {
+        let Some(slot) = self.slots.get((cookie as u32) & (CONNECTION_SLOTS - 1)) else {
+            return;
+        };
+        // SAFETY: within the mapping, aligned. Should the place get another owner in between, that
+        // one has a process (or will be given one by the kernel), and keeps it.
+        unsafe {
+            let owner = AtomicU64::from_ptr(&raw mut (*slot).owner);
+            if owner.load(Ordering::Acquire) != cookie {
+                return;
+            }
+            let known = AtomicU32::from_ptr(&raw mut (*slot).stamp.pid);
+            if known
+                .compare_exchange(0, pid, Ordering::AcqRel, Ordering::Relaxed)
+                .is_ok()
+            {
+                (&raw mut (*slot).stamp.comm).write_volatile(comm);
+            }
         }
     }
 

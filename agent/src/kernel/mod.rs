@@ -15,5 +15,5 @@ pub mod support;
 pub mod table;
 
 pub use connections::Connections;
-pub use programs::{Kernel, LoadOptions};
+pub use programs::{Kernel, LoadOptions, Visit};
 pub use table::Table;

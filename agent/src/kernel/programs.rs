@@ -9,7 +9,7 @@ use std::{
 };
 
 use agent_common::{
-    ABI_VERSION, DestinationKey, PolicyKey, Settings, Verdict, key::ManualKey,
+    ABI_VERSION, AdoptOffsets, DestinationKey, PolicyKey, Settings, Verdict, key::ManualKey,
     stamp::CONNECTION_SLOTS,
 };
 use anyhow::{Context as _, Result};
@@ -19,7 +19,7 @@ use aya::{
     programs::{
         CgroupAttachMode, CgroupSkb, CgroupSkbAttachType, CgroupSock, CgroupSockAddr, Iter,
         Program, SockOps, cgroup_skb::CgroupSkbLinkId, cgroup_sock::CgroupSockLinkId,
-        cgroup_sock_addr::CgroupSockAddrLinkId, sock_ops::SockOpsLinkId,
+        cgroup_sock_addr::CgroupSockAddrLinkId, iter::IterLink, sock_ops::SockOpsLinkId,
     },
 };
 use bytemuck::Pod;
@@ -88,7 +88,24 @@ pub struct Kernel {
     policy_trie: LpmTrie<MapData, [u8; 24], u32>,
     manual: HashMap<MapData, [u8; 24], [u64; 2]>,
     attachments: Vec<Attachment>,
+    watched: HashMap<MapData, u64, u32>,
     can_settle: bool,
+    can_adopt: bool,
+}
+
+/// A program that is about to visit every TCP socket of a network namespace.
+pub struct Visit(IterLink);
+
+impl Visit {
+    /// Visits those of the calling thread's namespace. Waits for the lock of each.
+    ///
+    /// # Errors
+    /// When the kernel refuses the iterator.
+    pub fn run(self) -> Result<()> {
+        let mut file = self.0.into_file().context("open iter/tcp")?;
+        std::io::copy(&mut file.by_ref(), &mut std::io::sink()).context("run iter/tcp")?;
+        Ok(())
+    }
 }
 
 impl Kernel {
@@ -108,14 +125,15 @@ impl Kernel {
             path: btf::VMLINUX,
             cause: e.to_string(),
         })?;
-        let offsets = btf::Btf::parse(&types)
-            .map_err(|e| Unsupported::Btf {
-                path: btf::VMLINUX,
-                cause: e.to_string(),
-            })?
-            .offsets();
+        let types = btf::Btf::parse(&types).map_err(|e| Unsupported::Btf {
+            path: btf::VMLINUX,
+            cause: e.to_string(),
+        })?;
+        let (offsets, adopt_offsets) = (types.offsets(), types.adopt_offsets());
+        let adopt_known = adopt_offsets.unwrap_or(AdoptOffsets::UNKNOWN);
         let mut ebpf = EbpfLoader::new()
             .override_global("OFFSETS", bytemuck::bytes_of(&offsets), true)
+            .override_global("ADOPT_OFFSETS", bytemuck::bytes_of(&adopt_known), true)
             .map_max_entries("KEYS", options.max_destinations)
             .map_max_entries("ROWS", options.max_destinations + 1)
             .map_max_entries("CONNECT_WINDOWS", options.max_destinations + 1)
@@ -147,6 +165,7 @@ impl Kernel {
             Connections::new(slots, &spilled, hung).context("open the map of connections")?;
         let types = aya::Btf::from_sys_fs().context("read the kernel's type information")?;
         let can_settle = load_programs(&mut ebpf, &types)?;
+        let can_adopt = load_adopt(&mut ebpf, &types, adopt_offsets.is_some())?;
 
         let mut free_rows: Queue<_, u32> = take(&mut ebpf, "FREE_ROWS")?.try_into()?;
         for index in 1..rows {
@@ -170,7 +189,9 @@ impl Kernel {
             free_rows,
             free_histograms,
             attachments: Vec::new(),
+            watched: take(&mut ebpf, "WATCHED")?.try_into()?,
             can_settle,
+            can_adopt,
             ebpf,
         };
         Ok((kernel, ring))
@@ -230,14 +251,45 @@ impl Kernel {
     /// # Errors
     /// When the kernel refuses the iterator.
     pub fn settle_namespace(&mut self) -> Result<()> {
-        let settle = program::<Iter>(&mut self.ebpf, "settle")?;
-        let link = settle.attach().context("attach iter/tcp")?;
-        let mut run = settle
-            .take_link(link)?
-            .into_file()
-            .context("open iter/tcp")?;
-        std::io::copy(&mut run.by_ref(), &mut std::io::sink()).context("run iter/tcp")?;
+        self.visit("settle")?.run()
+    }
+
+    /// Whether [`Kernel::adoption`] can work here.
+    pub fn can_adopt(&self) -> bool {
+        self.can_adopt
+    }
+
+    /// Says which control groups' connections are adopted (id, and a process in it); none: no more.
+    ///
+    /// # Errors
+    /// When there are more than the map holds (65,536).
+    pub fn set_watched(&mut self, groups: &[(u64, u32)]) -> Result<()> {
+        let before: Vec<u64> = self.watched.keys().filter_map(Result::ok).collect();
+        for id in before {
+            // Not there: as wanted.
+            let _ = self.watched.remove(&id);
+        }
+        for (id, pid) in groups {
+            self.watched
+                .insert(id, pid, 0)
+                .context("note a control group whose connections are adopted")?;
+        }
         Ok(())
+    }
+
+    /// Prepares a visit that follows the connections that exist in one network namespace and belong
+    /// to watched control groups.
+    ///
+    /// # Errors
+    /// When the kernel refuses the iterator.
+    pub fn adoption(&mut self) -> Result<Visit> {
+        self.visit("adopt")
+    }
+
+    fn visit(&mut self, name: &str) -> Result<Visit> {
+        let visitor = program::<Iter>(&mut self.ebpf, name)?;
+        let link = visitor.attach().context("attach iter/tcp")?;
+        Ok(Visit(visitor.take_link(link)?))
     }
 
     /// The index of the row that a key leads to.
@@ -387,6 +439,22 @@ fn load_programs(ebpf: &mut Ebpf, types: &aya::Btf) -> Result<bool> {
     }
 }
 
+/// An extra: without it, connections that exist at the start are not followed.
+fn load_adopt(ebpf: &mut Ebpf, types: &aya::Btf, known: bool) -> Result<bool> {
+    const WITHOUT: &str = "connections that exist already are not followed";
+    if !known {
+        tracing::warn!("the kernel's type information lacks what adoption needs; {WITHOUT}");
+        return Ok(false);
+    }
+    match program::<Iter>(ebpf, "adopt")?.load("tcp", types) {
+        Ok(()) => Ok(true),
+        Err(e) => {
+            tracing::warn!("{}; {WITHOUT}", refused("adopt", &e));
+            Ok(false)
+        }
+    }
+}
+
 fn program<'a, P>(ebpf: &'a mut Ebpf, name: &str) -> Result<&'a mut P>
 where
     &'a mut P: TryFrom<&'a mut Program, Error = aya::programs::ProgramError>,
@@ -492,7 +560,7 @@ mod tests {
             size_of::<agent_common::Row>()
         );
         for name in [
-            "connect4", "connect6", "follow", "release", "sent", "received", "settle",
+            "connect4", "connect6", "follow", "release", "sent", "received", "settle", "adopt",
         ] {
             assert!(object.programs.contains_key(name), "{name}");
         }

@@ -3,7 +3,7 @@
 //! A file is read by [`load`] (the only function here that touches the file system) or
 //! [`parse_str`]: either a [`Config`] whose every value is typed and in range, or a [`ConfigError`]
 //! with every problem in the file. [`Config::resolve`] says which policy is for a connection and
-//! why, [`Config::kernel_entries`] says the same to the kernel, [`diff`] tells what a reload
+//! why, [`Config::explain`] the same at length, [`Config::kernel_entries`] tells it to the kernel, [`diff`] tells what a reload
 //! changed, [`Config::warnings`] what is accepted but not yet acted upon, and [`Config::to_toml`]
 //! writes the whole as a file.
 //!
@@ -15,7 +15,9 @@ mod diff;
 mod duration;
 mod entries;
 mod error;
+mod explain;
 mod model;
+mod origins;
 mod pattern;
 mod reader;
 mod resolve;
@@ -43,10 +45,12 @@ pub use diff::{Change, diff};
 pub use duration::format_duration;
 pub use entries::KernelEntry;
 pub use error::{ConfigError, Problem};
+pub use explain::{Candidate, Explained, Fit, Guard, SettingSource, SourcedSetting};
 pub use model::{
     AgentConfig, Backoff, BreakerPolicy, Config, Errno, Hung, Limits, LogFormat, Mode, OnOpen,
     Policy, ReadAction, RetryPolicy, Scope, StatusPattern, Timeouts,
 };
+pub use origins::Origins;
 pub use pattern::{DestinationPattern, Target};
 pub use resolve::Resolution;
 pub use schema::{MAX_KERNEL_ENTRIES, MAX_POLICIES};
@@ -57,6 +61,9 @@ pub const DEFAULT_CONFIG: &str = include_str!("../../../config/default.toml");
 
 /// Name of the policy that applies where no other one does. No policy in a file may have it.
 pub const DEFAULT_POLICY: &str = "default";
+
+/// What [`Config::source`] is when there is no file.
+const NO_FILE: &str = "built-in";
 
 /// Largest file that is read, in bytes: as much as a Kubernetes ConfigMap may hold.
 const MAX_FILE: u64 = 1 << 20;
@@ -133,7 +140,7 @@ impl Config {
 fn built_in() -> &'static Config {
     static BUILT_IN: OnceLock<Config> = OnceLock::new();
     BUILT_IN.get_or_init(|| {
-        match schema::parse_over(&schema::blank_config(), "built-in", DEFAULT_CONFIG) {
+        match schema::parse_over(&schema::blank_config(), NO_FILE, DEFAULT_CONFIG) {
             Ok(config) => config,
             Err(error) => unreachable!("the built-in configuration is tested: {error}"),
         }

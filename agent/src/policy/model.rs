@@ -5,7 +5,7 @@
 
 use std::time::Duration;
 
-use super::{pattern::DestinationPattern, workload::WorkloadPattern};
+use super::{origins::Origins, pattern::DestinationPattern, workload::WorkloadPattern};
 
 /// A whole configuration.
 #[derive(Clone, Debug, PartialEq)]
@@ -22,6 +22,8 @@ pub struct Config {
     pub agent: AgentConfig,
     /// Destinations that are counted and otherwise left alone.
     pub protected: Vec<DestinationPattern>,
+    /// Where in the source each setting stands.
+    pub origins: Origins,
 }
 
 /// Whether decisions are carried out.

@@ -57,12 +57,33 @@ struct Rank {
 }
 
 /// A policy that is for the connection.
-struct Match<'c> {
-    index: usize,
-    policy: &'c Policy,
+pub(super) struct Match<'c> {
+    /// As in [`Resolution::policy`].
+    pub index: usize,
+    pub policy: &'c Policy,
     rank: Rank,
-    destination: Option<&'c DestinationPattern>,
-    workload: Option<&'c WorkloadPattern>,
+    /// The pattern that matched; `None`: the policy names none.
+    pub destination: Option<&'c DestinationPattern>,
+    /// The pattern that matched; `None`: the policy names none.
+    pub workload: Option<&'c WorkloadPattern>,
+}
+
+impl Match<'_> {
+    /// What matched, in plain words.
+    pub fn what_matched(&self) -> String {
+        match (self.destination, self.workload) {
+            (Some(to), Some(from)) => format!("destination {to} and workload {from} match"),
+            (Some(to), None) => format!("destination {to} matches"),
+            (None, Some(from)) => format!("workload {from} matches"),
+            // A policy without both is refused when it is read.
+            (None, None) => "matches everything".to_owned(),
+        }
+    }
+
+    /// Why `loser` stands behind this one. To be read after the loser's name.
+    pub fn before(&self, loser: &Self) -> &'static str {
+        because(&self.rank, &loser.rank)
+    }
 }
 
 impl Config {
@@ -77,24 +98,14 @@ impl Config {
         workload: Option<&str>,
         name: Option<&str>,
     ) -> Resolution {
-        let mut matches: Vec<Match<'_>> = self
-            .policies
-            .iter()
-            .enumerate()
-            .filter_map(|(i, policy)| matching(i + 1, policy, destination, workload, name))
-            .collect();
-        // Stable: among equals the order of the file stays.
-        matches.sort_by_key(|found| std::cmp::Reverse(found.rank));
-        let guard = self
-            .protected
-            .iter()
-            .find(|pattern| pattern.matches(destination, name));
+        let matches = self.matches(destination, workload, name);
+        let guard = self.guard(destination, name);
 
         let mut why = match matches.split_first() {
             None => format!("{DEFAULT_POLICY}: no policy matches, so the defaults apply"),
             Some((winner, losers)) => explain(winner, losers),
         };
-        if let Some(pattern) = guard {
+        if let Some((_, pattern)) = guard {
             let _ = write!(
                 why,
                 "; protected by {pattern}: counted, never refused or timed out"
@@ -105,6 +116,36 @@ impl Config {
             protected: guard.is_some(),
             why,
         }
+    }
+
+    /// The policies that are for the connection, the one that applies first.
+    pub(super) fn matches<'c>(
+        &'c self,
+        destination: &Destination,
+        workload: Option<&str>,
+        name: Option<&str>,
+    ) -> Vec<Match<'c>> {
+        let mut matches: Vec<Match<'_>> = self
+            .policies
+            .iter()
+            .enumerate()
+            .filter_map(|(i, policy)| matching(i + 1, policy, destination, workload, name))
+            .collect();
+        // Stable: among equals the order of the file stays.
+        matches.sort_by_key(|found| std::cmp::Reverse(found.rank));
+        matches
+    }
+
+    /// The first protected destination that covers the connection, with its place in the list.
+    pub(super) fn guard(
+        &self,
+        destination: &Destination,
+        name: Option<&str>,
+    ) -> Option<(usize, &DestinationPattern)> {
+        self.protected
+            .iter()
+            .enumerate()
+            .find(|(_, pattern)| pattern.matches(destination, name))
     }
 }
 
@@ -162,16 +203,9 @@ fn length(pattern: &DestinationPattern) -> Length {
 }
 
 fn explain(winner: &Match<'_>, losers: &[Match<'_>]) -> String {
-    let mut why = format!("{}: ", winner.policy.name);
-    let _ = match (winner.destination, winner.workload) {
-        (Some(to), Some(from)) => write!(why, "destination {to} and workload {from} match"),
-        (Some(to), None) => write!(why, "destination {to} matches"),
-        (None, Some(from)) => write!(why, "workload {from} matches"),
-        // A policy without both is refused when it is read.
-        (None, None) => write!(why, "matches everything"),
-    };
+    let mut why = format!("{}: {}", winner.policy.name, winner.what_matched());
     for loser in losers.iter().take(MAX_LOSERS) {
-        let reason = because(&winner.rank, &loser.rank);
+        let reason = winner.before(loser);
         let _ = write!(why, "; before {}, {reason}", loser.policy.name);
     }
     if losers.len() > MAX_LOSERS {

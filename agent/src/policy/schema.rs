@@ -12,6 +12,7 @@ use toml::{
 use super::{
     error::ConfigError,
     model::{AgentConfig, Config, LogFormat, Mode, Policy},
+    origins::Origins,
     pattern::DestinationPattern,
     reader::{Complaint, Problems, Section},
     rules::{one_of, parsed, whole},
@@ -74,6 +75,7 @@ pub(super) fn blank_config() -> Config {
             log: LogFormat::Text,
         },
         protected: Vec::new(),
+        origins: Origins::default(),
     }
 }
 
@@ -91,6 +93,7 @@ pub(super) fn parse_over(base: &Config, file: &str, text: &str) -> Result<Config
     // Half a tree would only make problems that are none.
     if errors.is_empty() {
         read_root(&mut problems, &root, &mut config);
+        config.origins = Origins::of(root.get_ref(), |at| problems.place(at).0);
     }
     let found = problems.finish();
     if found.is_empty() {

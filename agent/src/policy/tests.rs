@@ -1,6 +1,7 @@
 mod bad;
 mod changes;
 mod documentation;
+mod explaining;
 mod files;
 mod properties;
 mod resolution;

@@ -31,6 +31,18 @@ pub(super) const NOT_ENFORCED: &[&str] = &[
     "limits.connects_per_second",
 ];
 
+/// Settings on the list whose built-in value is how this version behaves.
+const BUILT_IN_ACTS: &[&str] = &["breaker.scope", "breaker.failure_status", "breaker.on_open"];
+
+/// Whether this version does what a setting of this value says.
+pub(super) fn is_acted_upon(key: &str, value: &str) -> bool {
+    if value == OFF || !NOT_ENFORCED.contains(&key) {
+        return true;
+    }
+    let built_in = super::built_in().defaults.settings();
+    BUILT_IN_ACTS.contains(&key) && built_in.iter().any(|(k, v)| *k == key && v == value)
+}
+
 impl Config {
     /// What the file asks for and this version does not do, one line each.
     pub fn warnings(&self) -> Vec<String> {

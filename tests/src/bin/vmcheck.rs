@@ -1,5 +1,5 @@
-//! Checks the real binary on whatever kernel this runs: load, attach, refuse, time out, detach; and
-//! what the agent does to sockets of other programs.
+//! Checks the real binary on whatever kernel this runs: load, attach, adopt, refuse, time out, detach;
+//! and what the agent does to sockets of other programs.
 //!
 //! `vmcheck BACKSTOP` expects all of that to work; `vmcheck BACKSTOP --expect-unsupported` expects
 //! `backstop run` to end with exit code 4 and one sentence. Needs nothing but a cgroup v2 mount and
@@ -8,11 +8,11 @@
 
 use std::{
     fs,
-    io::{BufRead as _, BufReader, Read as _},
+    io::{BufRead as _, BufReader, Read as _, Write as _},
     net::{SocketAddr, TcpListener, TcpStream},
     os::unix::{fs::MetadataExt as _, process::CommandExt as _},
     path::{Path, PathBuf},
-    process::{Child, Command, ExitCode, Stdio},
+    process::{Child, ChildStdin, ChildStdout, Command, ExitCode, Stdio},
     time::{Duration, Instant},
 };
 
@@ -29,10 +29,14 @@ use rustix::net::sockopt;
 /// A guest without hardware virtualisation is slow: connects may end this much late.
 const LATE: Duration = Duration::from_millis(150);
 
+/// For what the agent sees at once, in a slow guest.
+const SOON: Duration = Duration::from_secs(30);
+
 fn main() -> ExitCode {
     let args: Vec<String> = std::env::args().collect();
     let result = match args.iter().map(String::as_str).collect::<Vec<_>>()[1..] {
         ["connect", address] => connect(address),
+        ["talk", address] => talk(address),
         [backstop] => supported(Path::new(backstop)),
         [backstop, "--expect-unsupported"] => unsupported(Path::new(backstop)),
         _ => Err(anyhow::anyhow!(
@@ -58,6 +62,84 @@ fn connect(address: &str) -> Result<()> {
     };
     println!("{errno} {}", begin.elapsed().as_millis());
     Ok(())
+}
+
+/// A client with one connection: sends each line of its input, and says what came back.
+fn talk(address: &str) -> Result<()> {
+    let mut stream = TcpStream::connect(address).context("connect")?;
+    println!("connected");
+    for line in std::io::stdin().lines() {
+        for request in line.context("read the input")?.split(' ') {
+            // One write: one segment.
+            let text = format!("{request} / HTTP/1.1\r\n\r\n");
+            stream.write_all(text.as_bytes()).context("send")?;
+            let mut answer = [0; 64];
+            let count = stream.read(&mut answer).unwrap_or(0);
+            println!("{count}");
+        }
+    }
+    Ok(())
+}
+
+/// Answers GET, leaves PUT without an answer, and closes at anything else.
+fn serve(mut stream: TcpStream) {
+    let mut request = [0; 64];
+    while let Ok(count) = stream.read(&mut request) {
+        match &request[..count.min(3)] {
+            b"GET" => {
+                let _ = stream.write_all(b"HTTP/1.1 200 OK\r\n\r\n");
+            }
+            b"PUT" => {}
+            _ => return,
+        }
+    }
+}
+
+/// A `talk` that runs in the watched control group.
+struct Talker {
+    child: Child,
+    input: ChildStdin,
+    output: BufReader<ChildStdout>,
+}
+
+impl Talker {
+    fn start(cgroup: &Path, address: SocketAddr) -> Result<Self> {
+        let procs = cgroup.join("cgroup.procs");
+        let mut command = Command::new("/proc/self/exe");
+        command.args(["talk", &address.to_string()]);
+        command.stdin(Stdio::piped()).stdout(Stdio::piped());
+        // SAFETY: the child only writes a file before it runs the program.
+        unsafe { command.pre_exec(move || fs::write(&procs, std::process::id().to_string())) };
+        let mut child = command.spawn().context("run the client")?;
+        let input = child.stdin.take().context("write to the client")?;
+        let output = child.stdout.take().context("read from the client")?;
+        let mut talker = Self {
+            child,
+            input,
+            output: BufReader::new(output),
+        };
+        ensure!(talker.line()? == "connected", "the client did not connect");
+        Ok(talker)
+    }
+
+    fn line(&mut self) -> Result<String> {
+        let mut line = String::new();
+        self.output
+            .read_line(&mut line)
+            .context("hear the client")?;
+        Ok(line.trim().to_owned())
+    }
+
+    fn say(&mut self, requests: &str) -> Result<()> {
+        writeln!(self.input, "{requests}").context("tell the client")
+    }
+}
+
+impl Drop for Talker {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
 }
 
 fn unsupported(backstop: &Path) -> Result<()> {
@@ -89,7 +171,8 @@ fn unsupported(backstop: &Path) -> Result<()> {
 }
 
 fn supported(backstop: &Path) -> Result<()> {
-    let check = Check::start(backstop)?;
+    let mut check = Check::start(backstop)?;
+    check.adoption()?;
     check.refusal()?;
     check.timeout()?;
     check.end()?;
@@ -100,6 +183,9 @@ struct Check {
     backstop: PathBuf,
     cgroup: PathBuf,
     agent: Child,
+    /// Two clients that were connected before the agent's start, and their server.
+    talkers: Vec<Talker>,
+    server: SocketAddr,
 }
 
 const SOCKET: &str = "/tmp/vmcheck.sock";
@@ -116,6 +202,21 @@ impl Check {
             .context("find a cgroup v2 mount")?;
         let cgroup = Path::new(mount).join(format!("vmcheck-{}", std::process::id()));
         fs::create_dir(&cgroup).with_context(|| format!("make {}", cgroup.display()))?;
+        let listener = TcpListener::bind("127.0.0.1:0")?;
+        let server = listener.local_addr()?;
+        std::thread::spawn(move || {
+            for stream in listener.incoming().flatten() {
+                std::thread::spawn(move || serve(stream));
+            }
+        });
+        let mut talkers = vec![
+            Talker::start(&cgroup, server)?,
+            Talker::start(&cgroup, server)?,
+        ];
+        for talker in &mut talkers {
+            talker.say("GET")?;
+            ensure!(talker.line()? == "19", "no answer before the start");
+        }
         fs::write("/tmp/vmcheck.toml", CONFIG).context("write the configuration")?;
         let mut agent = Command::new(backstop)
             .args([
@@ -146,6 +247,8 @@ impl Check {
             backstop: backstop.to_owned(),
             cgroup,
             agent,
+            talkers,
+            server,
         };
         ensure!(line.starts_with("ready "), "the agent did not get ready");
         Ok(check)
@@ -176,6 +279,52 @@ impl Check {
         let envelope: serde_json::Value =
             serde_json::from_slice(&output.stdout).context("read the status")?;
         Ok(envelope["destinations"][0].clone())
+    }
+
+    /// Connections from before the start: their later requests are counted, and what ends them is
+    /// seen, whether or not this kernel tells of it before the socket's release.
+    fn adoption(&mut self) -> Result<()> {
+        let [first, second] = self.talkers.as_mut_slice() else {
+            bail!("two clients");
+        };
+        // The last one is closed by the server while its answer is owed.
+        first.say("GET GET GET END")?;
+        for wanted in ["19", "19", "19", "0"] {
+            let got = first.line()?;
+            ensure!(got == wanted, "an answer of {got} bytes, want {wanted}");
+        }
+        second.say("PUT")?;
+        let row = self.wait_status("an answer owed", |row| row["in_flight"] != 0)?;
+        ensure!(row["attempts"] == 0, "attempts {}", row["attempts"]);
+        // One ends by itself, one is killed.
+        self.talkers.clear();
+        let row = self.wait_status("the end", |row| row["in_flight"] == 0)?;
+        for (key, wanted) in [("responses", 3), ("abandoned", 1), ("stale", 0)] {
+            ensure!(row[key] == wanted, "{key} {}", row[key]);
+        }
+        ensure!(
+            row["failures"]["closed_early"] == 1,
+            "failures {}",
+            row["failures"]
+        );
+        println!("adopted: 3 answers, 1 closed early, 1 abandoned");
+        Ok(())
+    }
+
+    fn wait_status(
+        &self,
+        what: &str,
+        is: impl Fn(&serde_json::Value) -> bool,
+    ) -> Result<serde_json::Value> {
+        let begin = Instant::now();
+        loop {
+            let row = self.status(self.server)?;
+            if is(&row) {
+                return Ok(row);
+            }
+            ensure!(begin.elapsed() < SOON, "{what}: {row}");
+            std::thread::sleep(Duration::from_millis(20));
+        }
     }
 
     /// Five real refusals, then one by Backstop.

@@ -1,14 +1,14 @@
 //! What people read, word for word: the table, the details, lines of events, units.
 
 use super::super::{
-    event_text,
+    event_text, explain_text,
     table::{Style, details, table},
     units,
 };
 use crate::control::api::{
     Event, EventRecord, Mode, Paused, Reason, ReasonKind, Row, State, StatusEnvelope, TimeoutKind,
     Timestamp, Window,
-    tests::{envelope, row},
+    tests::{envelope, explanation, row},
 };
 
 /// 2026-11-28 12:03:04.123 UTC.
@@ -336,4 +336,78 @@ fn units_read_well() {
     );
     assert_eq!(units::shorten_left("äbcdef", 4), "…def");
     assert_eq!(units::shorten_left("äbcd", 4), "äbcd");
+}
+
+#[test]
+fn an_explanation() {
+    let expected = "\
+10.0.0.5:5432, called by billing
+  policy       orders-db: destination 10.0.0.0/8:5432 matches
+  file         /etc/backstop/backstop.toml
+  protected    no
+  by hand      refused for all workloads, for another 1m 30s
+
+Policies, the one that applies first
+  applies   orders-db  destination 10.0.0.0/8:5432 matches (line 12)
+  no match  web        none of its destinations: 10.1.0.0/16:80 (line 20)
+
+Settings of orders-db
+  timeouts.connect  1s            the policy, line 14
+  timeouts.read     3s            [defaults], line 3; no effect: not in this version
+  breaker.errno     ECONNREFUSED  built in
+
+10.0.0.5:5432  closed for 0s
+  workload     system.slice/billing.service
+  namespace    4026531840
+  policy       default: timeouts connect 2s
+  window       0 of the last 0 connects failed (0 %), 0 in a row
+  attempts     1: 1 established
+  gave up      counts as a failure after 500ms of a connect, never of an exchange
+  connect now  passes
+";
+    let text = explain_text::text(&explanation("10.0.0.5:5432", Some("billing")), PLAIN);
+    assert_eq!(text, expected);
+}
+
+#[test]
+fn an_explanation_keeps_to_its_width_and_counts_what_does_not_match() {
+    let mut explanation = explanation("10.0.0.5:5432", None);
+    let many = vec![explanation.candidates[1].clone(); 30];
+    explanation.candidates.extend(many);
+    explanation.candidates[0].why = "why ".repeat(60);
+    explanation.rows[0].why = "because ".repeat(30);
+    let text = explain_text::text(&explanation, PLAIN);
+    assert!(
+        text.contains("\n  and 21 more that do not match\n"),
+        "{text}"
+    );
+    for line in text.lines() {
+        assert!(line.chars().count() <= 100, "{line}");
+    }
+}
+
+#[test]
+fn an_explanation_says_what_becomes_of_a_connect() {
+    let mut explanation = explanation("10.0.0.5:5432", None);
+    let now = |explanation: &_| {
+        let text = explain_text::text(explanation, PLAIN);
+        let line = text
+            .lines()
+            .find_map(|line| line.strip_prefix("  connect now  "));
+        line.expect("the line").to_owned()
+    };
+    assert_eq!(now(&explanation), "passes");
+    explanation.rows[0].row.state = State::Open;
+    assert_eq!(now(&explanation), "is refused with the policy's errno");
+    explanation.rows[0].row.policy = "orders-db".to_owned();
+    assert_eq!(now(&explanation), "is refused with ECONNREFUSED");
+    explanation.mode = Mode::Observe;
+    let would = "passes; in enforce mode it is refused with ECONNREFUSED";
+    assert_eq!(now(&explanation), would);
+    explanation.paused = Some(Paused {
+        since: NOW,
+        until: None,
+        by: "uid 0".to_owned(),
+    });
+    assert_eq!(now(&explanation), "passes, because of the pause");
 }

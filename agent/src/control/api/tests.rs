@@ -76,6 +76,83 @@ pub(crate) fn envelope(destinations: Vec<Row>) -> StatusEnvelope {
     }
 }
 
+/// As a policy that is alone in matching explains itself.
+pub(crate) fn explanation(destination: &str, workload: Option<&str>) -> Explanation {
+    let candidate = |policy: &str, fit, why: &str, line| Candidate {
+        policy: policy.to_owned(),
+        fit,
+        destination: (fit != Fit::NoMatch).then(|| "10.0.0.0/8:5432".to_owned()),
+        workload: None,
+        why: why.to_owned(),
+        line,
+    };
+    let setting = |key: &str, value: &str, source, line, inert: Option<&str>| Setting {
+        key: key.to_owned(),
+        value: value.to_owned(),
+        source,
+        line,
+        inert: inert.map(str::to_owned),
+    };
+    Explanation {
+        destination: destination.to_owned(),
+        workload: workload.map(str::to_owned),
+        mode: Mode::Enforce,
+        paused: None,
+        file: Some("/etc/backstop/backstop.toml".to_owned()),
+        policy: "orders-db".to_owned(),
+        why: "orders-db: destination 10.0.0.0/8:5432 matches".to_owned(),
+        protected: None,
+        candidates: vec![
+            candidate(
+                "orders-db",
+                Fit::Applies,
+                "destination 10.0.0.0/8:5432 matches",
+                Some(12),
+            ),
+            candidate(
+                "web",
+                Fit::NoMatch,
+                "none of its destinations: 10.1.0.0/16:80",
+                Some(20),
+            ),
+        ],
+        settings: vec![
+            setting(
+                "timeouts.connect",
+                "1s",
+                SettingSource::Policy,
+                Some(14),
+                None,
+            ),
+            setting(
+                "timeouts.read",
+                "3s",
+                SettingSource::Defaults,
+                Some(3),
+                Some("not in this version"),
+            ),
+            setting(
+                "breaker.errno",
+                "ECONNREFUSED",
+                SettingSource::BuiltIn,
+                None,
+                None,
+            ),
+        ],
+        manual: vec![ManualState {
+            state: State::ForcedOpen,
+            workload: None,
+            ends_in_ms: 90_000,
+        }],
+        rows: vec![ExplainedRow {
+            why: "orders-db: destination 10.0.0.0/8:5432 matches".to_owned(),
+            gave_up_connect_ms: Some(500),
+            gave_up_exchange_ms: None,
+            row: row(destination),
+        }],
+    }
+}
+
 /// The keys of a JSON text in the order in which they are written, each with its depth.
 /// Escapes do not occur in these texts.
 fn keys(json: &str) -> Vec<(usize, String)> {

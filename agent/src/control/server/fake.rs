@@ -12,10 +12,11 @@ use std::{
 use tokio::sync::{Semaphore, broadcast};
 
 use crate::control::{
-    Answer, Backend, EventFeed, Manual,
+    Answer, Backend, Caller, EventFeed, Manual,
     api::{
-        ApiError, ConfigAction, ConfigView, Event, EventRecord, Health, ManualResult, PauseResult,
-        Paused, Peer, ReloadResult, StatusEnvelope, Timestamp, Window, tests as api_tests,
+        ApiError, ConfigAction, ConfigView, Event, EventRecord, Explanation, Health, ManualResult,
+        PauseResult, Paused, Peer, ReloadResult, StatusEnvelope, Timestamp, Window,
+        tests as api_tests,
     },
 };
 
@@ -87,6 +88,20 @@ impl Backend for Fake {
             Some("nonsense") => Err(ApiError::BadRequest("nonsense: no port".to_owned())),
             Some("hang:1") => return Box::pin(std::future::pending()),
             Some(_) => Ok(api_tests::envelope(Vec::new())),
+        })
+    }
+
+    fn explain(&self, destination: String, caller: Caller) -> Answer<Explanation> {
+        self.note(format!("explain {destination} {caller:?}"));
+        ready(match (destination.as_str(), &caller) {
+            ("nonsense", _) => Err(ApiError::BadRequest("nonsense: no port".to_owned())),
+            (_, Caller::Process(4_000_000)) => {
+                Err(ApiError::NotFound("there is no process 4000000".to_owned()))
+            }
+            (_, Caller::Workload(workload)) => {
+                Ok(api_tests::explanation(&destination, Some(workload)))
+            }
+            _ => Ok(api_tests::explanation(&destination, None)),
         })
     }
 

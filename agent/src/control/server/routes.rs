@@ -15,10 +15,10 @@ use serde::{Deserialize, de::DeserializeOwned};
 
 use super::{Shared, events, large};
 use crate::control::{
-    Manual,
+    Caller, Manual,
     api::{
-        ApiError, ConfigView, ErrorBody, MANUAL_DEFAULT, ManualResult, PauseResult, Peer,
-        ReloadResult, StatusEnvelope, check_workload, parse_for,
+        ApiError, ConfigView, ErrorBody, Explanation, MANUAL_DEFAULT, ManualResult, PauseResult,
+        Peer, ReloadResult, StatusEnvelope, check_workload, parse_for,
     },
 };
 
@@ -36,6 +36,7 @@ pub fn control(shared: Arc<Shared>) -> Router {
         .route("/v1/destinations/{dest}/trip", post(trip))
         .route("/v1/destinations/{dest}/hold-closed", post(hold_closed))
         .route("/v1/destinations/{dest}/reset", post(reset))
+        .route("/v1/explain", get(explain))
         .route("/v1/events", get(event_lines))
         .route("/v1/config", get(config))
         .route("/v1/reload", post(reload))
@@ -188,6 +189,14 @@ struct WorkloadParams {
     workload: Option<String>,
 }
 
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct ExplainParams {
+    destination: String,
+    workload: Option<String>,
+    pid: Option<u32>,
+}
+
 fn duration(text: Option<String>) -> Result<Option<Duration>, ApiError> {
     text.map(|text| parse_for(&text).map_err(|e| ApiError::BadRequest(format!("for: {e}"))))
         .transpose()
@@ -333,6 +342,32 @@ async fn reset(
     shared
         .manual(destination, params.workload, Manual::Reset, by)
         .await
+}
+
+async fn explain(
+    State(shared): App,
+    Params(params): Params<ExplainParams>,
+) -> Result<Json<Explanation>, ApiError> {
+    check_name("destination", &params.destination)?;
+    let caller = match (params.workload, params.pid) {
+        (None, None) => Caller::Any,
+        (Some(workload), None) => {
+            check_workload(&workload)
+                .map_err(|e| ApiError::BadRequest(format!("workload: {e}")))?;
+            Caller::Workload(workload)
+        }
+        (None, Some(0)) => {
+            return Err(ApiError::BadRequest("pid: want 1 or more".to_owned()));
+        }
+        (None, Some(pid)) => Caller::Process(pid),
+        (Some(_), Some(_)) => {
+            return Err(ApiError::BadRequest(
+                "workload and pid: want one of them, or neither".to_owned(),
+            ));
+        }
+    };
+    let explained = shared.backend.explain(params.destination, caller);
+    shared.answer(explained).await.map(Json)
 }
 
 async fn event_lines(

@@ -9,7 +9,7 @@ use super::{
     *,
 };
 use crate::control::{
-    api::{Event, EventRecord, StatusEnvelope},
+    api::{Event, EventRecord, Explanation, StatusEnvelope},
     client::{Client, ClientError, encode},
 };
 
@@ -143,6 +143,24 @@ async fn manual_actions() {
 }
 
 #[tokio::test]
+async fn explain_takes_a_workload_or_a_process() {
+    let backend = Fake::new();
+    let served = serve_fake(&backend, Limits::default());
+    for (query, asked) in [
+        ("", "Any"),
+        ("&workload=a%2Fb", "Workload(\"a/b\")"),
+        ("&pid=7", "Process(7)"),
+    ] {
+        let target = format!("/v1/explain?destination={}{query}", encode("[::1]:80"));
+        let body = served.client.get(&target).await.unwrap();
+        let explanation: Explanation = serde_json::from_slice(&body).unwrap();
+        assert_eq!(explanation.destination, "[::1]:80");
+        let last = backend.asked().pop().unwrap();
+        assert_eq!(last, format!("explain [::1]:80 {asked}"));
+    }
+}
+
+#[tokio::test]
 async fn what_is_wrong_is_said_as_json() {
     let backend = Fake::new();
     let served = serve_fake(&backend, Limits::default());
@@ -164,7 +182,21 @@ async fn what_is_wrong_is_said_as_json() {
         ("POST /v1/destinations/a:1/reset?workload=a%00", 400),
         ("POST /v1/destinations/a:1/trip?workload=%FF", 400),
         ("POST /v1/pause?for=-1s", 400),
-        ("GET /v1/explain", 404),
+        ("GET /v1/explain", 400),
+        ("GET /v1/explain?destination=", 400),
+        ("GET /v1/explain?destination=nonsense", 400),
+        ("GET /v1/explain?destination=a:1&x=1", 400),
+        ("GET /v1/explain?destination=a:1&destination=b:1", 400),
+        ("GET /v1/explain?destination=a:1&pid=0", 400),
+        ("GET /v1/explain?destination=a:1&pid=-1", 400),
+        ("GET /v1/explain?destination=a:1&pid=99999999999", 400),
+        ("GET /v1/explain?destination=a:1&pid=1&workload=a", 400),
+        ("GET /v1/explain?destination=a:1&workload=", 400),
+        ("GET /v1/explain?destination=a:1&workload=%2Fa", 400),
+        ("GET /v1/explain?destination=a:1&workload=a/../b", 400),
+        ("GET /v1/explain?destination=a:1&workload=%FF", 400),
+        ("GET /v1/explain?destination=a:1&pid=4000000", 404),
+        ("POST /v1/explain?destination=a:1", 405),
         ("GET /v1/doctor", 404),
         ("GET /v1/destinations/a:1/trip/x", 404),
         ("GET /metrics", 404),
@@ -185,7 +217,7 @@ async fn what_is_wrong_is_said_as_json() {
     let changed: Vec<_> = backend
         .asked()
         .iter()
-        .filter(|a| !a.starts_with("status"))
+        .filter(|a| !a.starts_with("status") && !a.starts_with("explain"))
         .cloned()
         .collect();
     assert_eq!(changed, Vec::<String>::new());
