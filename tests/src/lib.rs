@@ -17,9 +17,11 @@ pub mod interpreter;
 pub mod net;
 pub mod nginx;
 pub mod outcome;
+pub mod place;
 pub mod process;
 pub mod server;
 pub mod talk;
+pub mod timed;
 pub mod tls;
 pub mod wait;
 
