@@ -500,6 +500,8 @@ pub struct Change {
     pub shut: u32,
     /// Whether the current task is on its way out.
     pub exiting: bool,
+    /// Whether data lies there that the program has not read.
+    pub unread: bool,
     /// The socket's cookie.
     pub cookie: u64,
 }
@@ -515,6 +517,7 @@ pub unsafe fn closing(stamp: *mut Stamp, now: u64, change: &Change) -> bool {
         error,
         shut,
         exiting,
+        unread,
         cookie,
     } = change;
     const TCP_FIN_WAIT1: u32 = 4;
@@ -565,6 +568,9 @@ pub unsafe fn closing(stamp: *mut Stamp, now: u64, change: &Change) -> bool {
             _ if error == ECONNABORTED => OUTCOME_ABANDONED,
             _ if error != 0 => OUTCOME_OTHER,
             _ if !by_program => OUTCOME_CLOSED_EARLY,
+            // A program that reads nothing has not waited. (Its window is closed, or the answer lies
+            // there behind what it has not read.)
+            _ if unread => OUTCOME_ABANDONED,
             // The wait counts from the last byte of the request.
             _ => given_up(stamp, now.saturating_sub((*stamp).begun_ns) / 1000, exiting),
         };

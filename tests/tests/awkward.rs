@@ -405,3 +405,25 @@ fn a_pool_that_meets_resets() {
     let row: Value = talk.expect(&[("responses", 11), ("stale", 10)], (11, 0));
     assert_eq!(row["state"], "closed", "{row:#}");
 }
+
+/// It asks again while it does not read: the answer cannot come, and that is not the server's doing.
+#[test]
+fn a_client_that_asks_and_does_not_read_has_not_waited() {
+    need!("python3");
+    let mut talk = Talk::new("unread-again", |mut stream| {
+        while read_byte(&mut stream) {
+            let _ = stream.write_all(&vec![b'y'; 8 << 20]);
+        }
+    });
+    talk.value(CONNECT);
+    talk.value("s.sendall(b'x')");
+    talk.agent
+        .wait_row(DESTINATION, "an answer", |row| row["responses"] == 1);
+    talk.value("time.sleep(0.3) or s.sendall(b'x')");
+    talk.value(PATIENCE);
+    talk.value("s.close()");
+    let row = talk
+        .agent
+        .wait_row(DESTINATION, "quiet", |row| row["in_flight"] == 0);
+    assert_eq!(judged(&row).1, 0, "{row:#}");
+}
