@@ -213,6 +213,17 @@ fn well_and_not_well() {
             &[("abandoned", 1)],
         ),
         case(
+            "a client that cancels its query, by a connection of its own",
+            |postgres, agent| {
+                postgres.sleep(agent, 1);
+                postgres.sleeping[0].signal(Signal::INT);
+                let ended = postgres.sleepers_end().remove(0);
+                assert!(ended.stderr.contains("canceling"), "{ended}");
+            },
+            3..=3,
+            &[],
+        ),
+        case(
             "an administrator ends the connection",
             |postgres, agent| {
                 postgres.sleep(agent, 1);

@@ -9,9 +9,9 @@ use tests::{
     process::{Program, Running, find},
 };
 
-/// What a client says last is encrypted, and looks like a request. Most often it closes at once;
-/// where the server is quicker, it was the server that closed (docs/LIMITS.md).
-const FAREWELL: &[(&str, u64)] = &[("abandoned", ANY), ("closed_early", ANY)];
+/// What a client says last is encrypted, and looks like a request, which it does not wait for; a server
+/// that closes first is no failure either.
+const FAREWELL: &[(&str, u64)] = &[("abandoned", ANY)];
 
 /// A server.
 struct Ssh {

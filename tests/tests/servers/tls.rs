@@ -192,6 +192,12 @@ fn a_server_that_fails_after_the_handshake() {
             &[("gave_up", 1)],
         ),
         case(
+            "it hangs, and the client says goodbye after a second",
+            |tls, _| assert_eq!(tls.curl("/never", &["-k", "-m", "1"]).run().code(), 28),
+            0..=0,
+            &[("gave_up", 1)],
+        ),
+        case(
             "it is killed while the client waits",
             |tls, agent| {
                 let mut client = tls.curl("/never", &["-k"]).spawn();
