@@ -44,6 +44,21 @@ impl Answer {
         )
     }
 
+    /// The answer with this number; [`Answer::Plain`] when there is none.
+    #[inline(always)]
+    pub fn from_number(number: u32) -> Self {
+        [
+            Self::Interim,
+            Self::Failed,
+            Self::Throttled,
+            Self::Unavailable,
+            Self::UnavailableForNow,
+        ]
+        .into_iter()
+        .find(|answer| *answer as u32 == number)
+        .unwrap_or(Self::Plain)
+    }
+
     /// Whether it asks for fewer calls.
     #[inline(always)]
     pub fn is_throttled(self) -> bool {

@@ -28,7 +28,7 @@ pub const HEADER: usize = 5;
 /// Records looked at in one segment. A client's last flight has at most six (certificate, key
 /// exchange, verify, change of cipher, Finished, request), a server rarely sends more than four
 /// tickets.
-pub const MAX_RECORDS: usize = 8;
+pub const MAX_RECORDS: usize = 6;
 
 /// Record types (RFC 8446, section 5.1).
 const CHANGE_CIPHER_SPEC: u8 = 20;
@@ -243,7 +243,7 @@ pub fn received(
             is_answer: false,
         };
     }
-    if length < SHORTEST_TICKET || length > LONGEST_TICKET || tickets >= MOST_TICKETS {
+    if !(SHORTEST_TICKET..=LONGEST_TICKET).contains(&length) || tickets >= MOST_TICKETS {
         return settled(is_owed);
     }
     if unsure != 0 {

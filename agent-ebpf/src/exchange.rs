@@ -234,7 +234,7 @@ unsafe fn back(ctx: &SkBuffContext, stamp: *mut Stamp, segment: Segment) {
         if number == answers {
             // The middle of an answer, or what nobody asked for: a push, a ticket, a greeting.
             if protocol == PROTOCOL_UNKNOWN && before == 0 {
-                greeted(ctx.skb.skb, stamp, &segment);
+                greeted(ctx, stamp, &segment);
             } else if may_be_ticket(stamp, protocol) {
                 tls::answers(ctx.skb.skb, stamp, &segment, 0);
             }
@@ -243,15 +243,11 @@ unsafe fn back(ctx: &SkBuffContext, stamp: *mut Stamp, segment: Segment) {
         // Sent before the request had arrived?
         let is_early =
             kind == KIND_REQUEST && segment.ack.wrapping_sub((*stamp).request_seq) as i32 <= 0;
-        let mut answer = Answer::Plain;
+        let mut answer = Answer::Plain as u32;
         if protocol <= classify::LAST_WITH_STATUS {
-            let head = segment::head(ctx.skb.skb, segment);
-            answer = classify::answer(&head, protocol, segment.payload);
-            if answer == Answer::Interim {
+            answer = status(ctx.skb.skb, &segment, protocol);
+            if answer == Answer::Interim as u32 {
                 return;
-            }
-            if answer == Answer::Unavailable && retry_after::is_there(ctx.skb.skb, &segment) != 0 {
-                answer = Answer::UnavailableForNow;
             }
         } else if protocol == PROTOCOL_TLS && kind == KIND_REQUEST {
             if may_be_ticket(stamp, protocol) {
@@ -263,7 +259,7 @@ unsafe fn back(ctx: &SkBuffContext, stamp: *mut Stamp, segment: Segment) {
             }
         }
         // (A server that turns everybody away need not have heard the request.)
-        if is_early && answer == Answer::Plain {
+        if is_early && answer == Answer::Plain as u32 {
             return;
         }
         let now = bpf_ktime_get_ns();
@@ -304,15 +300,14 @@ unsafe fn may_be_ticket(stamp: *mut Stamp, protocol: u32) -> bool {
 
 /// The server speaks first, on a destination that is not known for it: an exchange that began at
 /// established and is answered now.
-#[inline(never)]
-unsafe fn greeted(skb: *mut __sk_buff, stamp: *mut Stamp, segment: &Segment) {
+#[inline(always)]
+unsafe fn greeted(ctx: &SkBuffContext, stamp: *mut Stamp, segment: &Segment) {
     // SAFETY: by the caller, map memory.
     unsafe {
         let Some(row) = outcome::unpinned_row_of(stamp) else {
             return;
         };
-        let head = segment::head(skb, *segment);
-        let answer = classify::answer(&head, PROTOCOL_UNKNOWN, segment.payload);
+        let answer = status(ctx.skb.skb, segment, PROTOCOL_UNKNOWN);
         let now = bpf_ktime_get_ns();
         let us = now.saturating_sub((*stamp).answered_ns) / 1000;
         (*stamp).answered_ns = now;
@@ -322,14 +317,30 @@ unsafe fn greeted(skb: *mut __sk_buff, stamp: *mut Stamp, segment: &Segment) {
     }
 }
 
+/// What the first bytes of an answer say: the number of an [`Answer`]. A function of its own, for the
+/// stack of the kernel's programs is short.
 #[inline(never)]
-unsafe fn answered(stamp: *mut Stamp, row: *mut Row, now: u64, us: u64, answer: Answer) {
+unsafe fn status(skb: *mut __sk_buff, segment: &Segment, protocol: u32) -> u32 {
+    // SAFETY: by the caller.
+    unsafe {
+        let head = segment::head(skb, *segment);
+        let answer = classify::answer(&head, protocol, segment.payload);
+        if answer == Answer::Unavailable && retry_after::is_there(skb, segment) != 0 {
+            return Answer::UnavailableForNow as u32;
+        }
+        answer as u32
+    }
+}
+
+#[inline(never)]
+unsafe fn answered(stamp: *mut Stamp, row: *mut Row, now: u64, us: u64, answer: u32) {
     // SAFETY: by the caller, map memory.
     unsafe {
         atomics::add(&raw mut (*row).responses, 1);
         atomics::add(&raw mut (*row).response_latency_sum_us, us);
         outcome::longest(&raw mut (*row).response_latency_max_us, us);
         outcome::bucket((*row).response_histogram, us);
+        let answer = Answer::from_number(answer);
         let slow_us = u64::from((*row).settings.slow_call_us);
         let is_failed = answer.is_failure() && (*row).settings.fail_status != 0;
         let is_slow = !is_failed && slow_us != 0 && us > slow_us;

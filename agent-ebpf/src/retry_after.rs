@@ -1,5 +1,7 @@
 //! Retry-After in the head of an HTTP response.
 
+use core::mem::MaybeUninit;
+
 use agent_common::classify::RetryAfter;
 use aya_ebpf::{bindings::__sk_buff, helpers::generated::bpf_skb_load_bytes};
 
@@ -12,7 +14,7 @@ use crate::segment::Segment;
 #[inline(never)]
 pub unsafe fn is_there(skb: *mut __sk_buff, segment: &Segment) -> u32 {
     const CHUNK: u32 = 64;
-    const CHUNKS: u32 = 10;
+    const CHUNKS: u32 = 8;
     let mut search = RetryAfter::default();
     let mut at = 0;
     for _ in 0..CHUNKS {
@@ -27,7 +29,7 @@ pub unsafe fn is_there(skb: *mut __sk_buff, segment: &Segment) -> u32 {
             at = segment.payload - CHUNK;
             search = RetryAfter::default();
         }
-        let mut chunk = [0_u8; CHUNK as usize];
+        let mut chunk = MaybeUninit::<[u8; CHUNK as usize]>::uninit();
         // SAFETY: by the caller; the helper checks the offset.
         let failed = unsafe {
             bpf_skb_load_bytes(
@@ -40,7 +42,9 @@ pub unsafe fn is_there(skb: *mut __sk_buff, segment: &Segment) -> u32 {
         if failed != 0 {
             break;
         }
-        for byte in chunk {
+        // (By reference: a copy would take as much of the short stack again.)
+        // SAFETY: the helper has filled all of it.
+        for &byte in unsafe { chunk.assume_init_ref() } {
             if let Some(is_there) = search.step(byte) {
                 return u32::from(is_there);
             }

@@ -83,26 +83,27 @@ pub unsafe fn answers(
             // The middle of a ticket.
             return 0;
         }
-        // What row `other` has learned would be of many destinations.
-        let row = outcome::row_of(stamp).filter(|_| (*stamp).row != OTHER_ROW);
-        let known = row.map(|row| &raw mut (*row).ticket_lengths);
+        // What row `other` learned would be of many destinations.
+        let row = match outcome::row_of(stamp) {
+            Some(row) if (*stamp).row != OTHER_ROW => row,
+            _ => return is_owed,
+        };
         for _ in 0..MAX_RECORDS {
             let Some(found) = record(skb, *segment, at) else {
                 break;
             };
             let next = at + HEADER as u32 + found.length;
-            let next_length = record(skb, *segment, next).map_or(0, |next| next.length);
-            let before = known.map_or(0, |known| known.read_volatile());
+            let next_length = match record(skb, *segment, next) {
+                Some(next) => next.length,
+                None => 0,
+            };
+            let before = (&raw const (*row).ticket_lengths).read_volatile();
             let seen = (*stamp).tls_seen;
             let what = tls::received(seen, before, found, next_length, is_owed != 0);
-            if let Some(known) = known
-                && what.known != before
-            {
-                known.write_volatile(what.known);
+            if what.known != before {
+                (*row).ticket_lengths = what.known;
             }
-            if let Some(row) = row
-                && tls::shows_tickets(seen, what.seen)
-            {
+            if tls::shows_tickets(seen, what.seen) {
                 atomics::add32(&raw mut (*row).ticket_connections, 1);
             }
             (*stamp).tls_seen = what.seen;
