@@ -129,12 +129,11 @@ fn mariadb() {
     // As many as there may be (one more is for the administrator), and one that is turned away.
     let connect = "socket.create_connection(('10.77.0.2', 8080))";
     python.value("(all := []) or 0");
-    let turned_away = wait::until("a refusal", START, || {
+    wait::until("a refusal", START, || {
         python.value(&format!("all.append({connect})"));
         let first = python.value("all[-1].recv(999)[4:7].hex()");
         (first == "ff1004").then_some(())
     });
-    let () = turned_away;
     agent.wait_row(DESTINATION, "too many connections", |row| {
         row["failures"]["status"] == 1
     });
@@ -270,9 +269,7 @@ fn who_asks_for_fewer_calls_is_seen() {
                 && row["failures"]["status"] == wanted.2
         });
     }
-    let mut outcomes = vec![("responses", 5)];
-    outcomes.push(("status", 3));
-    let row = expect(&agent, DESTINATION, &outcomes);
+    let row = expect(&agent, DESTINATION, &[("responses", 5), ("status", 3)]);
     assert_eq!(judged(&row), (5, 3), "{row:#}");
     let text = agent.command(&["status", DESTINATION]).good();
     assert!(text.contains("throttled    3"), "{text}");
