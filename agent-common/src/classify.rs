@@ -365,9 +365,9 @@ impl RetryAfter {
 
 #[cfg(test)]
 mod tests {
-    extern crate std;
+    extern crate alloc;
 
-    use std::{vec, vec::Vec};
+    use alloc::{vec, vec::Vec};
 
     use super::*;
     use proptest::prelude::*;

@@ -290,9 +290,9 @@ pub fn received(
 
 #[cfg(test)]
 mod tests {
-    extern crate std;
+    extern crate alloc;
 
-    use std::vec::Vec;
+    use alloc::vec::Vec;
 
     use super::*;
     use proptest::prelude::*;
