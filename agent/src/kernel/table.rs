@@ -425,6 +425,24 @@ impl Table {
         }
     }
 
+    /// Forgets what was learned of a destination, as if it had a new owner.
+    pub fn forget_traits(&self, id: RowId) {
+        let Some(row) = self.rows.get(id.index) else {
+            return;
+        };
+        // SAFETY: within the mapping.
+        unsafe {
+            if half(&raw mut (*row).incarnation).load(Ordering::Acquire) != id.incarnation {
+                return;
+            }
+            half(&raw mut (*row).greeted).store(0, Ordering::Release);
+            half(&raw mut (*row).spoke_first).store(0, Ordering::Release);
+            half(&raw mut (*row).ticket_lengths).store(0, Ordering::Release);
+            half(&raw mut (*row).ticket_connections).store(0, Ordering::Release);
+            word(&raw mut (*row).response_latency_max_us).store(0, Ordering::Release);
+        }
+    }
+
     /// Settings of a policy, for rows that the kernel creates.
     pub fn set_policy(&self, index: u32, settings: Settings) {
         self.policies.write(index, settings);
