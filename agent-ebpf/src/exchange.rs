@@ -55,6 +55,10 @@ const IDLE_US: u64 = 500_000;
 /// PostgreSQL's SSLRequest).
 pub const TLS_BEGINS_WITHIN: u32 = 6;
 
+/// A program that waits for an answer may leave this much unread, bytes: a TLS record, or the session
+/// tickets of a TLS 1.3 server.
+const READS: u32 = 20_000;
+
 /// The first exchanges of an SSH connection: names and keys, after which nothing can be told.
 const SSH_BEGINS_WITHIN: u32 = 3;
 
@@ -505,8 +509,8 @@ pub struct Change {
     pub shut: u32,
     /// Whether the current task is on its way out.
     pub exiting: bool,
-    /// Whether data lies there that the program has not read.
-    pub unread: bool,
+    /// Bytes that lie there and that the program has not read.
+    pub unread: u32,
     /// The socket's cookie.
     pub cookie: u64,
 }
@@ -573,9 +577,8 @@ pub unsafe fn closing(stamp: *mut Stamp, now: u64, change: &Change) -> bool {
             _ if error == ECONNABORTED => OUTCOME_ABANDONED,
             _ if error != 0 => OUTCOME_OTHER,
             _ if !by_program => OUTCOME_CLOSED_EARLY,
-            // A program that reads nothing has not waited. (Its window is closed, or the answer lies
-            // there behind what it has not read.)
-            _ if unread => OUTCOME_ABANDONED,
+            // A program that does not read has not waited: the answer cannot come, or lies there.
+            _ if unread > READS => OUTCOME_ABANDONED,
             // The wait counts from the last byte of the request.
             _ => given_up(stamp, now.saturating_sub((*stamp).begun_ns) / 1000, exiting),
         };

@@ -93,7 +93,7 @@ pub fn follow(ctx: SockOpsContext) -> u32 {
                 error,
                 shut: sk.map_or(0, TcpSocket::shutdown),
                 exiting: error == 0 && current_is_exiting(),
-                unread: sk.is_some_and(TcpSocket::has_unread),
+                unread: sk.map_or(0, TcpSocket::unread),
                 cookie,
             };
             if exchange::closing(stamp, bpf_ktime_get_ns(), &change) {
