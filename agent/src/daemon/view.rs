@@ -143,7 +143,8 @@ impl Viewer<'_> {
             write: waits.write.map(Nanos::as_millis),
             deadline: waits.deadline.map(Nanos::as_millis),
             stall: waits.stall.map(Nanos::as_millis),
-            ..TimeoutsMs::default()
+            keepalive: (row.settings.keepalive_s != 0)
+                .then_some(u64::from(row.settings.keepalive_s) * 1000),
         }
     }
 

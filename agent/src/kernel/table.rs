@@ -406,6 +406,7 @@ impl Table {
             half(&raw mut (*to).fail_status).store(settings.fail_status, Ordering::Release);
             half(&raw mut (*to).exchange_gave_up_ms)
                 .store(settings.exchange_gave_up_ms, Ordering::Release);
+            half(&raw mut (*to).keepalive_s).store(settings.keepalive_s, Ordering::Release);
             half(&raw mut (*to).policy).store(settings.policy, Ordering::Release);
             half(&raw mut (*to).flags).store(settings.flags, Ordering::Release);
         }
