@@ -119,5 +119,4 @@ pub static WATCHED: HashMap<u64, u32> = HashMap::with_max_entries(65_536, BPF_F_
 /// Options that the agent has set on programs' sockets. Entries are made and removed by the agent; by the
 /// kernel when the program sets the option itself. Some 90 bytes an entry, taken only when used.
 #[map]
-pub static LENT: HashMap<LentKey, Lent> =
-    HashMap::with_max_entries(LENT_MOST, BPF_F_NO_PREALLOC);
+pub static LENT: HashMap<LentKey, Lent> = HashMap::with_max_entries(LENT_MOST, BPF_F_NO_PREALLOC);

@@ -13,7 +13,6 @@ use super::{
 /// as the parts are built.
 pub(super) const NOT_ENFORCED: &[&str] = &[
     "timeouts.keepalive",
-    "timeouts.read_action",
     "breaker.scope",
     "breaker.max_open_share",
     "breaker.failure_status",
