@@ -172,8 +172,7 @@ impl Kernel {
             anyhow::bail!("map SPILLED is no hash map")
         };
         let hung = take(&mut ebpf, "COUNTED")?.try_into()?;
-        let connections =
-            Connections::new(slots, &spilled, hung).context("open the map of connections")?;
+        let connections = Connections::new(slots, spilled, hung);
         let types = aya::Btf::from_sys_fs().context("read the kernel's type information")?;
         let can_settle = load_programs(&mut ebpf, &types)?;
         let can_adopt = load_adopt(&mut ebpf, &types, adopt_offsets.is_some())?;
