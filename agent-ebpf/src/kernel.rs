@@ -122,15 +122,15 @@ impl TcpSocket {
         u32::from(unsafe { load::<u8>(self.0, offset) })
     }
 
-    /// Whether data has come that the program has not read; false where that cannot be told.
+    /// Bytes that have come and that the program has not read; 0 where that cannot be told.
     #[inline(always)]
-    pub fn has_unread(self) -> bool {
+    pub fn unread(self) -> u32 {
         let (received, copied) = (offset!(received), offset!(copied));
         if received == NO_OFFSET || copied == NO_OFFSET {
-            return false;
+            return 0;
         }
         // SAFETY: as above.
-        unsafe { load::<u32>(self.0, received) != load::<u32>(self.0, copied) }
+        unsafe { load::<u32>(self.0, received).wrapping_sub(load::<u32>(self.0, copied)) }
     }
 
     /// TCP_USER_TIMEOUT, ms; 0: none (or its offset is not known).
