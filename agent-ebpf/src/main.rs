@@ -29,6 +29,7 @@ mod retry_after;
 mod rows;
 mod segment;
 mod settle;
+mod sockopt;
 mod stamps;
 mod tls;
 mod user_timeout;
