@@ -355,6 +355,20 @@ fn a_stop_gives_it_back() {
     assert_eq!(attached::sockopt_programs(&group), [0; 2]);
 }
 
+/// Nobody is left to give it back.
+#[test]
+fn a_killed_agent_leaves_the_option() {
+    need!("python3");
+    let mut scene = Scene::new("option-kill", CONFIG);
+    scene.connect();
+    let Scene {
+        agent, mut python, ..
+    } = scene;
+    agent.kill();
+    assert_eq!(python.value("told(s, 'SO_RCVTIMEO')"), VALUE_MS);
+    assert_eq!(python.value("told(s, 'SO_SNDTIMEO')"), VALUE_MS);
+}
+
 #[test]
 fn a_pause_gives_it_back_and_a_resume_sets_it_again() {
     need!("python3");
