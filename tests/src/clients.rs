@@ -147,7 +147,7 @@ pub const JAVA: Client = Client {
         let fast = ["-XX:TieredStopAtLevel=1", "-Xshare:auto", "-cp"];
         Program::new("java")
             .args(fast)
-            .arg(java_classes())
+            .arg(java_classes("Ask"))
             .arg("Ask")
             .args(words(to))
     },
@@ -212,8 +212,8 @@ fn replace_digits_before(text: &str, unit: &str) -> String {
     result
 }
 
-/// Compiles the Java client once; the classes stay in the target directory.
-fn java_classes() -> PathBuf {
+/// Compiles a Java client once; the classes stay in the target directory.
+pub fn java_classes(name: &str) -> PathBuf {
     static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
     let own = std::env::current_exe().expect("the path of this test");
     let target = own.ancestors().nth(3).expect("target/PROFILE/deps/TEST");
@@ -222,18 +222,18 @@ fn java_classes() -> PathBuf {
         .lock()
         .unwrap_or_else(std::sync::PoisonError::into_inner);
     let modified = |path: &Path| fs::metadata(path).and_then(|meta| meta.modified()).ok();
-    let class = classes.join("Ask.class");
-    if modified(&class) < modified(&source("Ask.java")) {
+    let (java, class) = (format!("{name}.java"), format!("{name}.class"));
+    if modified(&classes.join(&class)) < modified(&source(&java)) {
         // Other tests may do the same at this moment: what is there is always whole.
         let new = target.join(unique("classes"));
         Program::new("javac")
             .arg("-d")
             .arg(&new)
-            .arg(source("Ask.java"))
+            .arg(source(&java))
             .run()
             .good();
         fs::create_dir_all(&classes).expect("make a directory");
-        fs::rename(new.join("Ask.class"), class).expect("move the class");
+        fs::rename(new.join(&class), classes.join(&class)).expect("move the class");
         fs::remove_dir(&new).expect("remove an empty directory");
     }
     classes
