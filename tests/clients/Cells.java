@@ -75,24 +75,26 @@ public class Cells {
                     continue;
                 }
                 long[] state = (long[]) key.attachment();
-                String[] cell = cells.get((int) state[0]);
                 try {
-                    step(key, state, cell);
+                    if (state[2] != 0 && System.nanoTime() >= state[2]) {
+                        ((SocketChannel) key.channel()).write(ByteBuffer.wrap(REST));
+                        state[2] = 0;
+                    }
+                    if (selector.selectedKeys().contains(key)) {
+                        step(key, state, cells.get((int) state[0]));
+                    }
                 } catch (IOException error) {
                     tell((int) state[0], error.getMessage(), state[1]);
                     key.channel().close();
                     left--;
                 }
             }
+            selector.selectedKeys().clear();
         }
     }
 
     static void step(SelectionKey key, long[] state, String[] cell) throws IOException {
         SocketChannel channel = (SocketChannel) key.channel();
-        if (state[2] != 0 && System.nanoTime() >= state[2]) {
-            channel.write(ByteBuffer.wrap(REST));
-            state[2] = 0;
-        }
         if (key.isConnectable() && channel.finishConnect()) {
             key.interestOps(SelectionKey.OP_READ);
             if (cell[0].equals("write")) {

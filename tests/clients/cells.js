@@ -10,7 +10,7 @@ function call(index, kind, valueMs, host, port) {
   const socket = net.connect({ host, port: Number(port) });
   const pour = () => {
     socket.write(chunk, (error) => {
-      if (error) return;
+      if (error || socket.destroyed) return;
       begin = now();
       pour();
     });

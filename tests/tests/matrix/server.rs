@@ -9,7 +9,7 @@ use std::{
 };
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use tests::{net::Namespace, server::Server};
+use tests::{net::Namespace, server::Server, wait};
 
 use super::cells::{Cell, Kind, is_postgres, kind_of};
 
@@ -29,6 +29,9 @@ pub struct Seen {
     last: Instant,
     /// When the connection ended.
     pub end: Instant,
+    is_over: bool,
+    /// Its client, which no other connection of the cell has.
+    peer: SocketAddr,
 }
 
 impl Seen {
@@ -65,36 +68,52 @@ impl Silent {
         }
     }
 
-    /// Connections of a cell that have ended; they are forgotten then.
+    /// The connections of a cell, once they have ended; they are forgotten then.
     pub fn take(&self, cell: Cell) -> Vec<Seen> {
-        let mut all = self.seen.lock().expect("no panic holds it");
-        let is_it = |seen: &Seen| (seen.address, seen.port) == (cell.address(), cell.port());
-        let taken = all.iter().copied().filter(is_it).collect();
-        all.retain(|seen| !is_it(seen));
-        taken
+        let is_its = |seen: &Seen| (seen.address, seen.port) == (cell.address(), cell.port());
+        wait::until("the end of a cell's connections", LONGEST, || {
+            let mut all = self.seen.lock().expect("no panic holds it");
+            let its: Vec<Seen> = all.iter().copied().filter(is_its).collect();
+            let are_over = its.iter().all(|seen| seen.is_over);
+            if are_over {
+                all.retain(|seen| !is_its(seen));
+            }
+            are_over.then_some(its)
+        })
     }
 }
 
 fn serve(mut stream: TcpStream, all: &All) {
-    let Ok(local) = stream.local_addr() else {
+    let (Ok(local), Ok(peer)) = (stream.local_addr(), stream.peer_addr()) else {
         return;
     };
     let address = local.ip().to_canonical();
-    if is_postgres(local.port()) && greet(&mut stream).is_none() {
-        return;
+    let begin = Instant::now();
+    let mut seen = Seen {
+        address,
+        port: local.port(),
+        first: begin,
+        last: begin,
+        end: begin,
+        is_over: false,
+        peer,
+    };
+    all.lock().expect("no panic holds it").push(seen);
+    if is_postgres(local.port()) {
+        greet(&mut stream);
     }
-    let (first, last) = if kind_of(address) == Kind::Write {
+    (seen.first, seen.last) = if kind_of(address) == Kind::Write {
         hold(&stream)
     } else {
         listen(&mut stream)
     };
-    all.lock().expect("no panic holds it").push(Seen {
-        address,
-        port: local.port(),
-        first,
-        last,
-        end: Instant::now(),
-    });
+    seen.end = Instant::now();
+    seen.is_over = true;
+    let mut all = all.lock().expect("no panic holds it");
+    let is_it = |other: &&mut Seen| (other.port, other.peer) == (seen.port, seen.peer);
+    if let Some(place) = all.iter_mut().find(is_it) {
+        *place = seen;
+    }
 }
 
 /// Takes what PostgreSQL's clients begin with, and lets them in.
