@@ -1,6 +1,7 @@
 /*
- * Many calls at once, each on a thread of its own, by blocking sockets or by io_uring, without any
- * timeout of its own.
+ * Many calls at once, each on a thread of its own, without any timeout of its own: by blocking
+ * sockets, by io_uring ("uring"), or by sockets that do not block, whose connect io_uring waits for
+ * ("poll").
  *
  * Says "ready", then reads lines "KIND VALUE_MS HOST PORT" up to the end of its input, makes all of
  * these calls at once, and prints "INDEX ERROR MICROSECONDS" for each: what ended it, and when,
@@ -8,7 +9,9 @@
  */
 #include <arpa/inet.h>
 #include <errno.h>
+#include <fcntl.h>
 #include <liburing.h>
+#include <poll.h>
 #include <pthread.h>
 #include <signal.h>
 #include <stdio.h>
@@ -27,7 +30,7 @@ struct cell {
 };
 
 static struct cell cells[MOST];
-static int uring;
+static int uring, polled;
 static char chunk[CHUNK];
 
 static long long now_us(void) {
@@ -54,6 +57,17 @@ static long complete(struct io_uring *ring) {
 }
 
 static long do_connect(struct io_uring *ring, int fd, struct sockaddr *to, socklen_t length) {
+    if (polled) {
+        int error = 0;
+        socklen_t size = sizeof error;
+        if (connect(fd, to, length) < 0 && errno != EINPROGRESS)
+            return -1;
+        io_uring_prep_poll_add(io_uring_get_sqe(ring), fd, POLLOUT);
+        if (complete(ring) < 0 || getsockopt(fd, SOL_SOCKET, SO_ERROR, &error, &size) < 0)
+            return -1;
+        errno = error;
+        return error ? -1 : fcntl(fd, F_SETFL, 0);
+    }
     if (!uring)
         return connect(fd, to, length);
     io_uring_prep_connect(io_uring_get_sqe(ring), fd, to, length);
@@ -87,9 +101,9 @@ static void *call(void *argument) {
         to = (struct sockaddr *)&six;
         length = sizeof six;
     }
-    if (uring && io_uring_queue_init(4, &ring, 0) < 0)
+    if ((uring || polled) && io_uring_queue_init(4, &ring, 0) < 0)
         exit(3);
-    int fd = socket(to->sa_family, SOCK_STREAM, 0);
+    int fd = socket(to->sa_family, SOCK_STREAM | (polled ? SOCK_NONBLOCK : 0), 0);
     long long begin = now_us();
     char byte;
     if (do_connect(&ring, fd, to, length) < 0)
@@ -129,6 +143,7 @@ int main(int count, char **arguments) {
     pthread_t threads[MOST];
     int number = 0;
     uring = count > 1 && !strcmp(arguments[1], "uring");
+    polled = count > 1 && !strcmp(arguments[1], "poll");
     signal(SIGPIPE, SIG_IGN);
     puts("ready");
     fflush(stdout);
