@@ -133,7 +133,7 @@ fn ten_thousand_end_in_the_time_of_one() {
         let [first, p50, p90, last] = late[..] else {
             panic!("{late:?}");
         };
-        println!(
+        eprintln!(
             "{COUNT} read timeouts of {VALUE_MS} ms are late by {first:.1} (first), {p50:.1} (p50), \
              {p90:.1} (p90), {last:.1} ms (last); while they wait the agent takes {percent:.1} % of a core"
         );

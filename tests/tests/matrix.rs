@@ -108,7 +108,7 @@ fn every_program_ends_on_time() {
             .iter()
             .filter(|(cell, ended)| !is_on_time(*cell, ended))
             .map(|(cell, ended)| {
-                println!("round {round}: {cell}: {ended:?}");
+                eprintln!("round {round}: {cell}: {ended:?}");
                 *cell
             })
             .collect();
@@ -290,7 +290,7 @@ fn table(ends: &[(Cell, Ended)]) {
         let all = columns.entry(column).or_default();
         all.extend(lateness(*cell, ended).map(|late| late * 1000.0));
     }
-    println!("late by, ms     cells   p50   max   write: cells   p50   max");
+    eprintln!("late by, ms     cells   p50   max   write: cells   p50   max");
     for client in Client::ALL {
         let mut line = format!("{:14}", format!("{client:?}"));
         for writes in [false, true] {
@@ -303,6 +303,6 @@ fn table(ends: &[(Cell, Ended)]) {
             let indent = if writes { 9 } else { 0 };
             line += &format!("{:indent$}{:7} {p50:5.0} {max:5.0}", "", all.len());
         }
-        println!("{line}");
+        eprintln!("{line}");
     }
 }

@@ -184,7 +184,7 @@ fn slow_but_moving() {
         let said = said.as_object().expect("an object");
         assert_eq!(said.len(), 8);
         if longest > LONGEST_GAP {
-            println!("run {run} had a gap of {longest:?}");
+            eprintln!("run {run} had a gap of {longest:?}");
             continue;
         }
         for (case, said) in said {

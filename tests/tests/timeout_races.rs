@@ -53,7 +53,7 @@ fn ten_thousand_ends_at_the_moment_of_the_timeout() {
     let mut python = Interpreter::start(&group, &net.client);
     python.run(&fs::read_to_string(source("churn.py")).expect("churn.py"));
     let said = python.value(&format!("churn({TRIES}, {VALUE_MS} / 1000)"));
-    println!("{said}");
+    eprintln!("{said}");
     assert_eq!(said["wrong"].as_array().map(Vec::len), Some(0), "{said}");
     let seen = |name: &str| said[name].as_u64().unwrap_or(0);
     assert_eq!(
@@ -85,7 +85,7 @@ fn ten_thousand_ends_at_the_moment_of_the_timeout() {
     );
     // An answer that arrives in the last 100 us before the abort may be counted as well as lost.
     let timeouts = count(&row["failures"]["read_timeout"]);
-    println!("{timeouts} read timeouts, {} responses", row["responses"]);
+    eprintln!("{timeouts} read timeouts, {} responses", row["responses"]);
     assert!(timeouts <= seen("aborted") + seen("left"), "{said} {row:#}");
     let bystanders = agent.row("10.77.0.2:8081");
     assert_eq!(bystanders["responses"], TRIES, "{bystanders:#}");
