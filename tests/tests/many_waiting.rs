@@ -27,9 +27,10 @@ const VALUE_MS: u64 = 6_000;
 /// How long the agent's processor time is measured, while nothing ends.
 const QUIET: Duration = Duration::from_secs(3);
 /// On a calm machine 90 of 100 end within 150 ms and all within 250 ms, and the agent takes under 2 %
-/// of a core (docs/ARCHITECTURE.md, printed here). Here other tests run, of a debug build perhaps.
-const LATE_P90_MS: f64 = 600.0;
-const LATE_MAX_MS: f64 = 1_000.0;
+/// of a core while they wait: it is printed. Ending them takes some 10 us of a core for each, which a
+/// machine with other work on it (and a debug build) may not give at once.
+const LATE_P90_MS: f64 = 1_500.0;
+const LATE_MAX_MS: f64 = 3_000.0;
 const AGENT_PERCENT: f64 = 15.0;
 /// A busy moment of the machine is no failure; to be late each time is.
 const ROUNDS: usize = 3;
