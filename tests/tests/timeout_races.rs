@@ -77,16 +77,24 @@ fn ten_thousand_ends_at_the_moment_of_the_timeout() {
         .sum();
     let ended =
         count(&row["responses"]) + failures + count(&row["abandoned"]) + count(&row["stale"]);
-    assert_eq!(ended, TRIES, "{said} {row:#}");
+    // Each is counted once, except that an answer may come between the look and the act: the program
+    // sees the abort, and it is counted as an answer, too.
+    let twice = ended
+        .checked_sub(TRIES)
+        .unwrap_or_else(|| panic!("{said} {row:#}"));
+    assert!(twice <= TRIES / 200, "{said} {row:#}");
+    let timeouts = count(&row["failures"]["read_timeout"]);
+    eprintln!(
+        "{timeouts} read timeouts, {} responses, {twice} both",
+        row["responses"]
+    );
+    assert!(timeouts <= seen("aborted") + seen("left"), "{said} {row:#}");
+    assert_eq!(failures, timeouts, "{row:#}");
     assert_eq!(
         maps::noted(&agent),
         maps::Noted { notes: 0, open: 0 },
         "{row:#}"
     );
-    // An answer that arrives in the last 100 us before the abort may be counted as well as lost.
-    let timeouts = count(&row["failures"]["read_timeout"]);
-    eprintln!("{timeouts} read timeouts, {} responses", row["responses"]);
-    assert!(timeouts <= seen("aborted") + seen("left"), "{said} {row:#}");
     let bystanders = agent.row("10.77.0.2:8081");
     assert_eq!(bystanders["responses"], TRIES, "{bystanders:#}");
 }
