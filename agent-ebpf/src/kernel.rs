@@ -24,6 +24,8 @@ static OFFSETS: Offsets = Offsets {
     task_flags: NO_OFFSET,
     user_timeout: NO_OFFSET,
     sock_shutdown: NO_OFFSET,
+    received: NO_OFFSET,
+    copied: NO_OFFSET,
 };
 
 /// PF_EXITING (include/linux/sched.h): set by do_exit() before it closes files.
@@ -117,6 +119,17 @@ impl TcpSocket {
         }
         // SAFETY: as above.
         u32::from(unsafe { load::<u8>(self.0, offset) })
+    }
+
+    /// Bytes that have come and that the program has not read; 0 where that cannot be told.
+    #[inline(always)]
+    pub fn unread(self) -> u32 {
+        let (received, copied) = (offset!(received), offset!(copied));
+        if received == NO_OFFSET || copied == NO_OFFSET {
+            return 0;
+        }
+        // SAFETY: as above.
+        unsafe { load::<u32>(self.0, received).wrapping_sub(load::<u32>(self.0, copied)) }
     }
 
     /// TCP_USER_TIMEOUT, ms; 0: none (or its offset is not known).

@@ -18,6 +18,7 @@ mod counted;
 mod events;
 mod exchange;
 mod follow;
+mod keepalive;
 mod kernel;
 mod maps;
 mod opaque;

@@ -13,7 +13,8 @@ import java.util.List;
 
 /**
  * Many calls at once, without any timeout of their own: on blocking sockets (a thread each), or on
- * channels of one selector. Input and output as in cells.c, with the exception's text for a number.
+ * channels of one selector ("nio"); by sockets of IPv4 ("4"), or of IPv6 that reach IPv4, too. Input
+ * and output as in cells.c, with the exception's text for a number.
  */
 public class Cells {
     static final byte[] HEAD = "GET / HTTP/1.1\r\n".getBytes();
@@ -117,6 +118,8 @@ public class Cells {
     }
 
     public static void main(String[] args) throws Exception {
+        // Before anything of the network is loaded.
+        System.setProperty("java.net.preferIPv4Stack", String.valueOf(args[1].equals("4")));
         System.out.println("ready");
         List<String[]> cells = new ArrayList<>();
         BufferedReader input = new BufferedReader(new InputStreamReader(System.in));

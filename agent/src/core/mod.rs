@@ -31,6 +31,7 @@ mod rng;
 mod settings;
 mod state;
 mod time;
+pub mod traits;
 pub mod waits;
 pub mod window;
 

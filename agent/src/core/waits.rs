@@ -8,7 +8,7 @@ use super::{Nanos, hung::Wait};
 pub struct WaitLimits {
     /// Longest silence while an answer is owed, from the last byte of the request.
     pub read: Option<Nanos>,
-    /// Longest time of the whole exchange, from its beginning.
+    /// Longest time of the whole operation, from its beginning.
     pub deadline: Option<Nanos>,
     /// Longest time in which queued data makes no progress.
     pub write: Option<Nanos>,
@@ -55,7 +55,7 @@ impl WaitLimits {
             })
         };
         let read = due(Limit::Read, self.read, wait.asked);
-        let deadline = due(Limit::Deadline, self.deadline, wait.begun);
+        let deadline = due(Limit::Deadline, self.deadline, wait.operation);
         [read, deadline].into_iter().flatten().min_by_key(|d| d.at)
     }
 

@@ -141,7 +141,10 @@ fn kernel_settings(policy: &Policy, index: u32, ticks: Ticks) -> Settings {
             0
         },
         exchange_gave_up_ms: policy.breaker.gave_up.map_or(0, millis),
-        reserved: 0,
+        keepalive_s: policy
+            .timeouts
+            .keepalive
+            .map_or(0, |idle| millis(idle).div_ceil(1000)),
     }
 }
 

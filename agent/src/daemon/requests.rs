@@ -233,6 +233,11 @@ impl Node {
             Manual::Reset => "reset".to_owned(),
         };
         tracing::info!(%destination, workload = workload.as_deref(), %by, "{said}");
+        if order == Order::Reset {
+            for id in &rows {
+                self.table.forget_traits(*id);
+            }
+        }
         self.commander.send(Command::Manual(rows, order));
         Ok(ManualResult { rows: count })
     }

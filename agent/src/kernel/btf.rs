@@ -245,6 +245,8 @@ impl<'a> Btf<'a> {
             task_flags: byte("task_struct", &["flags"]),
             user_timeout: byte("inet_connection_sock", &["icsk_user_timeout"]),
             sock_shutdown: byte("sock", &["sk_shutdown"]),
+            received: byte("tcp_sock", &["rcv_nxt"]),
+            copied: byte("tcp_sock", &["copied_seq"]),
         }
     }
 }
@@ -305,6 +307,8 @@ mod tests {
             offsets.task_flags,
             offsets.user_timeout,
             offsets.sock_shutdown,
+            offsets.received,
+            offsets.copied,
         ] {
             assert_ne!(offset, NO_OFFSET, "{offsets:?}");
         }

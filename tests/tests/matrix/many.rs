@@ -9,7 +9,7 @@ use std::{
 
 use tests::{
     cgroup::TestCgroup,
-    clients::{java_classes, source},
+    clients::{java, source},
     net::Namespace,
     process::{Program, Running, python},
 };
@@ -40,14 +40,15 @@ pub fn start(
     let mut callers = Vec::new();
     for (cells, only_four) in [(four, true), (six, false)] {
         let Some(first) = cells.first() else { continue };
+        let stack = if only_four { "4" } else { "6" };
         let program = match first.client {
             Client::C => Program::new(c_program),
             Client::Uring => Program::new(c_program).arg("uring"),
             Client::Python => python_program("blocking"),
             Client::Asyncio => python_program("asyncio"),
             Client::Node => Program::new("node").arg(source("cells.js")),
-            Client::Java => java("blocking", only_four),
-            Client::Nio => java("nio", only_four),
+            Client::Java => java("Cells").args(["blocking", stack]),
+            Client::Nio => java("Cells").args(["nio", stack]),
             other => panic!("{other:?} makes one call"),
         };
         let program = program.in_cgroup(group).in_netns(namespace).fed();
@@ -64,17 +65,6 @@ pub fn start(
 
 fn python_program(how: &str) -> Program {
     Program::new(python()).arg(source("cells.py")).arg(how)
-}
-
-fn java(how: &str, only_four: bool) -> Program {
-    let fast = ["-XX:TieredStopAtLevel=1", "-Xshare:auto"];
-    let stack = format!("-Djava.net.preferIPv4Stack={only_four}");
-    Program::new("java")
-        .args(fast)
-        .arg(stack)
-        .arg("-cp")
-        .arg(java_classes("Cells"))
-        .args(["Cells", how])
 }
 
 impl Caller {

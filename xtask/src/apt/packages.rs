@@ -49,6 +49,7 @@ pub const TESTS: &[Package] = &[
         "redis-server",
         "server under test (BLPOP waits long and rightly)",
     ),
+    package("bsdutils", "logger: a client of a protocol without answers"),
     package(
         "nginx-light",
         "server under test, and a client by its proxy_pass",
@@ -103,7 +104,7 @@ pub const VM: &[Package] = &[
 
 /// Installs what is missing of `packages`, saying so first; returns quickly when nothing is.
 ///
-/// Services that come with a package (nginx, redis, postgresql) are not started.
+/// Services that come with a package (nginx, redis, postgresql, mariadb, ssh) are not started.
 ///
 /// # Errors
 /// When there is no apt, no way to become root, or a package cannot be installed.

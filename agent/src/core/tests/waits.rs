@@ -16,6 +16,7 @@ fn the_first_of_those_that_are_on() {
     let wait = Wait {
         begun: ms(1_000),
         asked: ms(3_000),
+        operation: ms(900),
     };
     for (read, deadline, wanted) in [
         (None, None, None),
@@ -23,7 +24,7 @@ fn the_first_of_those_that_are_on() {
         (
             None,
             Some(4_000),
-            Some((5_000, Limit::Deadline, 4_000, 1_000)),
+            Some((4_900, Limit::Deadline, 4_000, 900)),
         ),
         (
             Some(500),
@@ -33,7 +34,7 @@ fn the_first_of_those_that_are_on() {
         (
             Some(5_000),
             Some(4_000),
-            Some((5_000, Limit::Deadline, 4_000, 1_000)),
+            Some((4_900, Limit::Deadline, 4_000, 900)),
         ),
     ] {
         let limits = WaitLimits {
@@ -65,6 +66,7 @@ fn times_at_the_end_of_all_time_never_come() {
     let wait = Wait {
         begun: ms(1),
         asked: ms(1),
+        operation: ms(1),
     };
     assert_eq!(limits.due(wait).map(|due| due.at), Some(Nanos::MAX));
 }

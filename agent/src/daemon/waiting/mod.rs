@@ -175,6 +175,7 @@ impl Owed {
             wait: Wait {
                 begun: Nanos(begun_us * 1000),
                 asked: Nanos(stamp.begun_ns),
+                operation: operation(stamp, number, Nanos(begun_us * 1000)),
             },
         })
     }
@@ -186,6 +187,22 @@ impl Owed {
     /// Which exchange.
     fn id(&self) -> (u64, u32) {
         (self.cookie, self.number)
+    }
+}
+
+/// A request that follows its connection's establishment within this time is what the connection was
+/// made for; a pool that connects ahead of time waits longer.
+const MADE_FOR: Nanos = Nanos::from_secs(1);
+
+/// When the operation began that an exchange belongs to. The first one of a connection usually is what
+/// the connection was made for.
+fn operation(stamp: &Stamp, number: u32, begun: Nanos) -> Nanos {
+    // Before the first answer, this is when the connection was established.
+    let established = Nanos(stamp.answered_ns);
+    if number == 1 && begun - established <= MADE_FOR {
+        established - Nanos::from_millis(u64::from(stamp.own_timeout_ms))
+    } else {
+        begun
     }
 }
 
