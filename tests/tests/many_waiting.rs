@@ -51,8 +51,8 @@ def dial(count):
     return len(many)
 def ask():
     for fd, s in many.items():
-        s.send(b'x')
         sent[fd] = time.monotonic()
+        s.send(b'x')
     for fd in many:
         poll.register(fd, select.EPOLLIN | select.EPOLLONESHOT)
     return time.monotonic() - min(sent.values())
