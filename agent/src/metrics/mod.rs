@@ -12,12 +12,12 @@ mod tests;
 pub use histogram::{
     CONNECT_BOUNDS, Cumulative, REACTION_BOUNDS, RESPONSE_BOUNDS, Reaction, cumulative,
 };
-pub use render::{RenderError, SERIES_ROWS, render};
+pub use render::{RenderError, Rows, SERIES_ROWS, render};
 
 use crate::control::api::{Failures, ReasonKind, Rejections, State, TimeoutKind};
 
 /// The numbers of the node.
-#[derive(Clone, Debug, Default)]
+#[derive(Default)]
 pub struct NodeMetrics {
     /// Version of the agent.
     pub version: String,
@@ -38,7 +38,7 @@ pub struct NodeMetrics {
     /// Whether an operator has switched enforcement off for now.
     pub paused: bool,
     /// Rows, in an order that stays: those beyond [`SERIES_ROWS`] share one series `other`.
-    pub rows: Vec<RowMetrics>,
+    pub rows: Rows,
 }
 
 /// The timeouts that end connections, in the order of [`RowMetrics::timeouts`].

@@ -52,7 +52,11 @@ fn row(destination: &str) -> RowMetrics {
     }
 }
 
-fn node(rows: Vec<RowMetrics>) -> NodeMetrics {
+fn node(all: Vec<RowMetrics>) -> NodeMetrics {
+    let mut rows = Rows::default();
+    for row in &all {
+        rows.add(row);
+    }
     let reaction = Reaction::default();
     reaction.observe(Duration::from_micros(120));
     reaction.observe(Duration::from_secs(5));
