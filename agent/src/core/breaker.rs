@@ -66,7 +66,7 @@ use agent_common::{CallWindow, Verdict};
 use super::rng::SplitMix64;
 use super::window::{WindowStats, evaluate_since};
 use super::{
-    Action, BreakerSettings, BreakerView, DialTarget, Floor, Nanos, ProbeOutcome, Reason, RowId,
+    Action, BreakerSettings, BreakerView, DialTarget, Floor, Nanos, ProbeOutcome, Reason, RowId, Saved,
     State, WindowKind,
 };
 
@@ -90,6 +90,10 @@ const COOLDOWN_JITTER_PERCENT: u64 = 10;
 /// After a failed probe, answered redials are ignored for this long, doubled for each misleading
 /// one so far. It is the first interval between dials, so the first misleading dial costs about two.
 const DISTRUST: Nanos = Nanos::from_millis(500);
+
+/// A restored breaker whose cooldown is (nearly) over stays open for this long, if the agent dials:
+/// the answer comes first, and no program pays for a probe that the dial could have saved.
+const CONFIRMED_WITHIN: Nanos = Nanos::from_millis(1500);
 
 /// What a step needs beside the breaker.
 pub(super) struct Step<'a> {
@@ -175,6 +179,74 @@ impl Breaker {
             floor_seqs: [0; 2],
             floor_at: Nanos::ZERO,
         }
+    }
+
+    // --- over a restart
+
+    /// What outlives the agent. A manual state is kept by whoever knows who asked for it.
+    pub(super) fn save(&self) -> Saved {
+        let own = match self.state {
+            State::Closed | State::Open | State::HalfOpen => self.state,
+            State::ForcedOpen | State::ForcedClosed => State::Closed,
+        };
+        Saved {
+            state: own,
+            since: self.since,
+            reason: if own == State::Closed {
+                Reason::NONE
+            } else {
+                self.reason
+            },
+            generation: self.generation,
+            until: self.until,
+            cooldown: self.cooldown,
+            healthy_since: self.healthy_since,
+            misled: self.misled,
+            distrust_until: self.distrust_until,
+            outage_since: self.outage_since,
+            floor_seqs: self.floor_seqs,
+            floor_at: self.floor_at,
+        }
+    }
+
+    /// Takes over what an earlier agent has saved; `self` is fresh. An open breaker goes on with its
+    /// cooldown, a half-open one with a fresh round: probes under way have ended with that agent.
+    /// Nothing is believed that would keep it open for longer than a cooldown.
+    pub(super) fn restore(&mut self, saved: &Saved, step: &mut Step<'_>) {
+        let now = step.now;
+        let latest = now + self.settings.cooldown_cap();
+        self.cooldown = saved
+            .cooldown
+            .clamp(self.settings.cooldown, self.settings.cooldown_cap());
+        self.healthy_since = saved.healthy_since.min(now);
+        self.misled = saved.misled;
+        self.distrust_until = saved.distrust_until.min(latest);
+        self.outage_since = saved.outage_since.min(now);
+        self.floor_seqs = saved.floor_seqs;
+        self.last_seqs = saved.floor_seqs;
+        self.floor_at = saved.floor_at.min(now);
+        self.generation = saved.generation;
+        self.since = saved.since.min(now);
+        if !self.settings.enabled {
+            return;
+        }
+        match saved.state {
+            State::Closed | State::ForcedOpen | State::ForcedClosed => return,
+            State::Open => {
+                self.reason = saved.reason;
+                self.state = State::Open;
+                self.until = saved.until.min(latest);
+                if self.wants_redial() {
+                    self.until = self.until.max(now + CONFIRMED_WITHIN);
+                }
+            }
+            State::HalfOpen => {
+                self.reason = saved.reason;
+                self.state = State::HalfOpen;
+                self.start_round(now);
+            }
+        }
+        self.set_verdict(step);
     }
 
     // --- what it is

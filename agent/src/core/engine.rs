@@ -7,14 +7,20 @@
 //!
 //! Order does not depend on hash maps: they are looked up in, never walked.
 
-use std::collections::{BTreeSet, HashMap};
+use std::{
+    collections::{BTreeSet, HashMap},
+    sync::Arc,
+};
 
 use agent_common::CallWindow;
 
 use super::breaker::{Breaker, Step};
 use super::redial::Redial;
 use super::rng::SplitMix64;
-use super::{Action, BreakerView, DialTarget, Event, Nanos, RowId, State, WindowKind, WindowStats};
+use super::{
+    Action, BreakerSettings, BreakerView, DialTarget, Event, Nanos, RowId, Saved, State, WindowKind,
+    WindowStats,
+};
 
 /// Timers handled by one [`Event::Deadline`], and dials as well.
 const MAX_DUE_PER_CALL: usize = 512;
@@ -80,14 +86,7 @@ impl Engine {
                     return;
                 }
                 let breaker = Breaker::new(target, settings, generation, self.now);
-                let slot = Slot {
-                    incarnation: row.incarnation,
-                    waits: false,
-                    breaker,
-                    timer: NO_TIMER,
-                };
-                self.breakers.insert(row.index, Box::new(slot));
-                self.settle(row.index);
+                self.insert(row, breaker);
             }
             Event::Calls {
                 row,
@@ -131,6 +130,34 @@ impl Engine {
             }
             Event::Deadline => self.deadline(out),
         }
+    }
+
+    /// What of a row's breaker outlives the agent; `None` when it has none in memory: then there is
+    /// nothing to be kept.
+    pub fn save(&self, row: RowId) -> Option<Saved> {
+        Some(self.slot(row)?.breaker.save())
+    }
+
+    /// Gives a row that has no breaker yet the one that an earlier agent has saved. Where the agent
+    /// dials, it does so at once: what was true then may not be true any more. No transition comes of
+    /// it. A row that has a breaker keeps it.
+    pub fn restore(
+        &mut self,
+        row: RowId,
+        target: DialTarget,
+        settings: Arc<BreakerSettings>,
+        saved: &Saved,
+        now: Nanos,
+        out: &mut Vec<Action>,
+    ) {
+        self.now = self.now.max(now);
+        if self.contains(row) || !self.make_room(row) {
+            return;
+        }
+        let breaker = Breaker::new(target, settings, saved.generation, self.now);
+        self.insert(row, breaker);
+        self.step(row, out, |b, step| b.restore(saved, step));
+        self.redial.hurry(target, self.now);
     }
 
     /// When [`Event::Deadline`] is to be handled next; `None`: not before another event. May be
@@ -210,6 +237,17 @@ impl Engine {
             .get(&row.index)
             .map(AsRef::as_ref)
             .filter(|slot| slot.incarnation == row.incarnation)
+    }
+
+    fn insert(&mut self, row: RowId, breaker: Breaker) {
+        let slot = Slot {
+            incarnation: row.incarnation,
+            waits: false,
+            breaker,
+            timer: NO_TIMER,
+        };
+        self.breakers.insert(row.index, Box::new(slot));
+        self.settle(row.index);
     }
 
     /// Gives up a former owner of the row's index. False when the row itself is a former owner.

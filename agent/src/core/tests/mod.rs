@@ -10,6 +10,7 @@ mod random;
 mod redial;
 mod rounds;
 mod rules;
+mod saved;
 mod simulation;
 mod table;
 mod waits;
