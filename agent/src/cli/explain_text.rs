@@ -78,7 +78,12 @@ fn heading(text: &mut String, explanation: &Explanation, style: Style) {
         );
         line(
             "by hand",
-            &format!("{what} {whom}, for another {}", running(manual.ends_in_ms)),
+            &format!(
+                "{what} {whom} since {} UTC by {}, for another {}",
+                manual.since.short(),
+                clean(&manual.by),
+                running(manual.ends_in_ms)
+            ),
         );
     }
 }

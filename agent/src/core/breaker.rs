@@ -66,8 +66,8 @@ use agent_common::{CallWindow, Verdict};
 use super::rng::SplitMix64;
 use super::window::{WindowStats, evaluate_since};
 use super::{
-    Action, BreakerSettings, BreakerView, DialTarget, Floor, Nanos, ProbeOutcome, Reason, RowId, Saved,
-    State, WindowKind,
+    Action, BreakerSettings, BreakerView, DialTarget, Floor, Nanos, ProbeOutcome, Reason, RowId,
+    Saved, State, WindowKind,
 };
 
 /// A refusing verdict outlives its cooldown, half-open round or manual state by this much: time for

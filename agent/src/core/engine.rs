@@ -18,8 +18,8 @@ use super::breaker::{Breaker, Step};
 use super::redial::Redial;
 use super::rng::SplitMix64;
 use super::{
-    Action, BreakerSettings, BreakerView, DialTarget, Event, Nanos, RowId, Saved, State, WindowKind,
-    WindowStats,
+    Action, BreakerSettings, BreakerView, DialTarget, Event, Nanos, RowId, Saved, State,
+    WindowKind, WindowStats,
 };
 
 /// Timers handled by one [`Event::Deadline`], and dials as well.
@@ -136,6 +136,23 @@ impl Engine {
     /// nothing to be kept.
     pub fn save(&self, row: RowId) -> Option<Saved> {
         Some(self.slot(row)?.breaker.save())
+    }
+
+    /// As [`Engine::save`], of all rows, but at most so many: those first that are not closed.
+    pub fn save_all(&self, most: usize) -> Vec<(RowId, Saved)> {
+        let mut saved = Vec::new();
+        for closed in [false, true] {
+            let rows = self
+                .breakers
+                .iter()
+                .filter(|(_, slot)| (slot.breaker.state() == State::Closed) == closed);
+            let left = most - saved.len();
+            saved.extend(rows.take(left).map(|(&index, slot)| {
+                let incarnation = slot.incarnation;
+                (RowId { index, incarnation }, slot.breaker.save())
+            }));
+        }
+        saved
     }
 
     /// Gives a row that has no breaker yet the one that an earlier agent has saved. Where the agent

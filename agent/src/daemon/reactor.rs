@@ -30,7 +30,8 @@ use tokio::sync::{mpsc, oneshot};
 use super::{canary::Hidden, dialer::Dial, plan::Plan, priority, view::Views};
 use crate::{
     core::{
-        Action, DialTarget, Engine, Event, Nanos, ProbeOutcome, Reason, RowId, State, WindowKind,
+        Action, DialTarget, Engine, Event, Nanos, ProbeOutcome, Reason, RowId, Saved, State,
+        WindowKind,
     },
     kernel::{Table, clock, events},
     metrics::Reaction,
@@ -57,6 +58,11 @@ pub enum Command {
     Manual(Vec<RowId>, Order),
     /// Every breaker in memory; all others are closed.
     Views(oneshot::Sender<Views>),
+    /// What of at most so many breakers outlives the agent.
+    Save(usize, oneshot::Sender<Vec<(RowId, Saved)>>),
+    /// Rows that have just been made have these breakers; answers with the number of those that are
+    /// not closed, once all are in force.
+    Restore(Vec<(RowId, Saved)>, oneshot::Sender<usize>),
     /// Give up at most so many of these rows, those that may be; answers with those that were.
     Forget(Vec<RowId>, usize, oneshot::Sender<Vec<RowId>>),
     /// The agent itself has found that a call failed.
@@ -411,6 +417,20 @@ impl Worker {
         true
     }
 
+    /// Brings a breaker of the agent before into the engine; whether it is not closed.
+    fn restore(&mut self, id: RowId, saved: &Saved) -> bool {
+        let Some(row) = self.table.owned(id) else {
+            return false;
+        };
+        let target = DialTarget::from(&row.key);
+        let settings = Arc::clone(self.plan.breaker(row.settings.policy));
+        let now = clock::now();
+        self.engine
+            .restore(id, target, settings, saved, now, &mut self.actions);
+        self.perform(None);
+        self.engine.state(id) != Some(State::Closed)
+    }
+
     /// Carries out what the core decided. `since` is the kernel's time of the event behind it.
     fn perform(&mut self, since: Option<u64>) {
         let mut actions = std::mem::take(&mut self.actions);
@@ -544,6 +564,15 @@ impl Worker {
                         .filter_map(|row| Some((row, self.engine.view(row, now)?)))
                         .collect();
                     let _ = reply.send(views);
+                }
+                Command::Save(most, reply) => {
+                    let _ = reply.send(self.engine.save_all(most));
+                }
+                Command::Restore(breakers, reply) => {
+                    let restored = breakers
+                        .iter()
+                        .filter(|(id, saved)| self.restore(*id, saved));
+                    let _ = reply.send(restored.count());
                 }
                 Command::Forget(mut rows, most, reply) => {
                     rows.retain(|row| self.engine.evictable(*row));

@@ -44,6 +44,7 @@ impl Node {
             self.new_row(id);
         }
         self.expire_standing(now);
+        self.keep().await;
         if let Err(error) = self.evict().await {
             tracing::error!("giving up rows failed: {error:#}");
         }
@@ -277,6 +278,6 @@ impl Node {
             self.kernel.detach(&path);
         }
         self.waiting.stop();
-        self.reactor.stop();
+        self.keep_at_last();
     }
 }

@@ -430,6 +430,39 @@ impl Table {
         self.policies.write(index, settings);
     }
 
+    /// Writes a row that no key leads to yet.
+    pub(super) fn make(&self, index: u32, row: Row) {
+        self.rows.write(index, row);
+    }
+
+    /// One more row was made.
+    pub(super) fn count_created(&self) {
+        if let Some(counters) = self.counters.get(0) {
+            // SAFETY: within the mapping.
+            unsafe { word(&raw mut (*counters).rows_created).fetch_add(1, Ordering::AcqRel) };
+        }
+    }
+
+    /// Puts calls into one of the windows of a row that has none yet: the last of them has number
+    /// `last`, and so many failed.
+    pub fn put_calls(&self, index: u32, kind: WindowKind, last: u64, calls: &[u32], failed: u64) {
+        let Some(row) = self.rows.get(index) else {
+            return;
+        };
+        for (seq, entry) in (1..=last).rev().zip(calls.iter().rev()) {
+            if let Some(place) = self.entry(index, kind, seq) {
+                // SAFETY: within the mapping.
+                unsafe { half(place).store(*entry, Ordering::Release) };
+            }
+        }
+        // SAFETY: within the mapping.
+        unsafe {
+            let (count, failures) = calls_of(row, kind);
+            word(failures).store(failed, Ordering::Release);
+            word(count).store(last, Ordering::Release);
+        }
+    }
+
     /// Ends the ownership of a row: connects that pass the hook already and begin after this count
     /// as other. Those that have begun stay with the row until they end.
     pub fn disown(&self, index: u32) {

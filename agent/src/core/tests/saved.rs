@@ -146,7 +146,10 @@ fn a_manual_state_is_not_the_breakers() {
         let mut one = One::new(BreakerSettings::default());
         one.bring_to(state);
         let one = restart(one, BreakerSettings::default(), secs(1));
-        assert_eq!((one.state(), one.view().reason), (State::Closed, Reason::NONE));
+        assert_eq!(
+            (one.state(), one.view().reason),
+            (State::Closed, Reason::NONE)
+        );
     }
 }
 
