@@ -15,6 +15,7 @@ pub mod control;
 pub mod event;
 pub mod histogram;
 pub mod key;
+pub mod ramp;
 pub mod row;
 pub mod stamp;
 pub mod syn;

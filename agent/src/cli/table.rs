@@ -420,9 +420,13 @@ fn next(row: &Row) -> String {
     let redial = row
         .next_redial_in_ms
         .map(|ms| format!("the agent dials in {}", soon(ms)));
+    let ramp = row
+        .ramp_ends_in_ms
+        .map(|ms| format!("all connects pass in {}, a share until then", soon(ms)));
     probe
         .into_iter()
         .chain(redial)
+        .chain(ramp)
         .collect::<Vec<_>>()
         .join(", ")
 }

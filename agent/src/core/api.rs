@@ -146,14 +146,15 @@ pub enum Event<'a> {
 /// Something to be done, in the order given.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Action {
-    /// Write a verdict. For a half-open one, first write `pack_probe_slots(generation, 0)`.
+    /// Write a verdict. For a half-open one and for a ramp, first write `pack_probe_slots(generation, 0)`.
     SetVerdict {
         /// The row.
         row: RowId,
-        /// The verdict; its generation is one more than that of the verdict before.
+        /// The verdict; its generation is one more than that of the verdict before, or the same
+        /// where a ramp has ended or goes on with another errno.
         verdict: Verdict,
-        /// When the kernel lets everything pass by itself, should the agent be stuck. Zero for
-        /// verdicts that let everything pass anyway.
+        /// When the kernel lets everything pass by itself: the end of a ramp, else in case the agent is
+        /// stuck. Zero for verdicts that let everything pass anyway.
         until: Nanos,
         /// Probe slots of the policy; they matter while half-open.
         probe_limit: u32,
@@ -198,6 +199,8 @@ pub struct BreakerView {
     pub next_redial_at: Option<Nanos>,
     /// End of a manual state.
     pub manual_until: Option<Nanos>,
+    /// Until when a share of the connects passes, just after closing.
+    pub ramp_until: Option<Nanos>,
     /// Length of the next cooldown, before jitter.
     pub cooldown: Nanos,
     /// Where the windows of connects and exchanges begin ([`WindowKind::index`]).

@@ -21,7 +21,8 @@
 //! | HalfOpen | generation + 1, until latest end of the round + slack | probes are added to it, but nothing is judged by it | as it is | 0 |
 //! | HalfOpen, next round | generation + 1, until as above, all slots free | as above | as it is | kept |
 //! | Open by failed probe | generation + 1, until cooldown end + slack | kept | doubled up to its maximum, jittered by 10 % | 0 |
-//! | Closed | generation + 1 | empty: each floor is the last call so far | as it is; then halved for each full cooldown spent closed, down to the base | 0 |
+//! | Closed | generation + 1; after probes a ramp of 2 s, whose end keeps the generation | empty: each floor is the last call so far | as it is; then halved for each full cooldown spent closed, down to the base | 0 |
+//! | Open by trip in the ramp | as by trip | kept | doubled and jittered, as by a failed probe | 0 |
 //! | ForcedOpen, ForcedClosed | generation + 1 | empty when it ends | as it is | 0 |
 //! | Closed by reset | generation + 1, unless it was closed | empty | base | 0 |
 //!
@@ -45,6 +46,12 @@
 //! cooldown in the long run. Closing, by a reset as well, forgets the count. Dials go on as
 //! scheduled, since other rows may share them; the first one answered after that time is acted upon.
 //!
+//! *Ramp.* Probes that succeed close the breaker, but a destination that is just back is not handed its
+//! whole crowd at once: for 2 s the verdict says [`STATE_RAMP`], by which the kernel lets a growing share
+//! pass ([`agent_common::ramp`]), and the state is Closed. What passes is judged as ever, under one
+//! generation, so that no call is lost to the window when the ramp ends. A trip in the ramp says that
+//! the destination was not back: it counts as a failed probe.
+//!
 //! *Rounds and leases.* Probe slots are claimed by the kernel, and news of them may be lost. The
 //! kernel itself gives a slot back only for a probe that said nothing ([`ProbeOutcome::Returned`]);
 //! one that succeeded or failed keeps its slot until the next verdict, and a fresh half-open verdict
@@ -60,7 +67,8 @@
 
 use std::sync::Arc;
 
-use agent_common::verdict::VERDICT_PROBE_BY_EXCHANGE;
+use agent_common::ramp;
+use agent_common::verdict::{STATE_RAMP, VERDICT_PROBE_BY_EXCHANGE};
 use agent_common::{CallWindow, Verdict};
 
 use super::rng::SplitMix64;
@@ -114,7 +122,7 @@ pub(super) struct Breaker {
     reason: Reason,
     generation: u32,
     /// Open: cooldown end. HalfOpen: latest end of the round. ForcedOpen, ForcedClosed: end of the
-    /// manual state. Else unused.
+    /// manual state. Closed: end of the ramp, zero without one.
     until: Nanos,
     /// Next cooldown without jitter: between the base and the maximum.
     cooldown: Nanos,
@@ -265,6 +273,7 @@ impl Breaker {
 
     /// As `status` shows it. When the agent dials next, the engine knows.
     pub(super) fn view(&self, next_redial_at: Option<Nanos>) -> BreakerView {
+        let ramp_until = self.ramps().then_some(self.until);
         let forced = matches!(self.state, State::ForcedOpen | State::ForcedClosed);
         BreakerView {
             state: self.state,
@@ -274,6 +283,7 @@ impl Breaker {
             generation: self.generation,
             next_redial_at,
             manual_until: forced.then_some(self.until),
+            ramp_until,
             cooldown: self.cooldown,
             floors: self.floor_seqs.map(|seq| Floor {
                 seq,
@@ -292,6 +302,7 @@ impl Breaker {
     /// When time alone changes something.
     pub(super) fn deadline(&self) -> Nanos {
         match self.state {
+            State::Closed if self.ramps() => self.until,
             State::Closed if self.cooldown > self.settings.cooldown => self.halve_at(),
             // A call exactly `window_age` old still counts.
             State::Closed => self.heard + self.settings.window_age + Nanos(1),
@@ -304,6 +315,7 @@ impl Breaker {
     /// had heard of (failures, the floor) is too old to count.
     pub(super) fn is_quiet(&self, now: Nanos) -> bool {
         self.state == State::Closed
+            && !self.ramps()
             && self.cooldown <= self.settings.cooldown
             && now - self.heard > self.settings.window_age
     }
@@ -335,8 +347,17 @@ impl Breaker {
                 .clamp(self.settings.cooldown, self.settings.cooldown_cap())
         };
         match self.state {
-            State::Closed => self.heard = step.now,
-            State::Open | State::HalfOpen if !self.settings.enabled => self.close(None, step),
+            State::Closed => {
+                self.heard = step.now;
+                if self.ramps() && !self.settings.enabled {
+                    self.end_ramp(step);
+                } else if self.ramps() && old.errno != self.settings.errno {
+                    self.write_verdict(step);
+                }
+            }
+            State::Open | State::HalfOpen if !self.settings.enabled => {
+                self.close(None, Nanos::ZERO, step);
+            }
             State::HalfOpen if old.errno != self.settings.errno => self.begin_round(step),
             State::Open | State::ForcedOpen if old.errno != self.settings.errno => {
                 self.set_verdict(step);
@@ -366,8 +387,14 @@ impl Breaker {
                     self.heard = step.now;
                 }
                 if let Some(reason) = stats.trip {
-                    self.outage_since = step.now;
-                    self.open(self.cooldown, reason, step);
+                    let cooldown = if self.ramps() {
+                        // The outage goes on.
+                        self.grow(step)
+                    } else {
+                        self.outage_since = step.now;
+                        self.cooldown
+                    };
+                    self.open(cooldown, reason, step);
                 }
             }
             // The probe's own report decides.
@@ -404,17 +431,13 @@ impl Breaker {
                 self.successes += 1;
                 self.used += 1;
                 if self.successes >= self.settings.successes_needed() {
-                    self.close(Some(last_seqs), step);
+                    self.close(Some(last_seqs), Nanos(ramp::LENGTH_NS), step);
                 } else if self.used >= self.settings.probe_limit() {
                     self.begin_round(step);
                 }
             }
             (State::HalfOpen, ProbeOutcome::Failure) => {
-                self.cooldown = self.cooldown.times(2).min(self.settings.cooldown_cap());
-                let cooldown = step
-                    .rng
-                    .jitter(self.cooldown, COOLDOWN_JITTER_PERCENT)
-                    .min(self.settings.cooldown_cap());
+                let cooldown = self.grow(step);
                 if self.by_redial {
                     self.misled = self.misled.saturating_add(1);
                 }
@@ -456,9 +479,14 @@ impl Breaker {
     pub(super) fn reset(&mut self, last_seqs: [u64; 2], step: &mut Step<'_>) {
         self.cooldown = self.settings.cooldown;
         match self.state {
-            State::Closed => self.empty_windows(Some(last_seqs), step.now),
+            State::Closed => {
+                self.empty_windows(Some(last_seqs), step.now);
+                if self.ramps() {
+                    self.end_ramp(step);
+                }
+            }
             State::Open | State::HalfOpen | State::ForcedOpen | State::ForcedClosed => {
-                self.close(Some(last_seqs), step);
+                self.close(Some(last_seqs), Nanos::ZERO, step);
             }
         }
     }
@@ -468,6 +496,9 @@ impl Breaker {
         match self.state {
             // At most 64 times: halving ends at the base or at nothing.
             State::Closed => {
+                if self.ramps() && step.now >= self.until {
+                    self.end_ramp(step);
+                }
                 while self.cooldown > self.settings.cooldown && step.now >= self.halve_at() {
                     self.healthy_since = self.halve_at();
                     self.cooldown = self.cooldown.half().max(self.settings.cooldown);
@@ -476,13 +507,32 @@ impl Breaker {
             State::Open if step.now >= self.until => self.half_open(false, step),
             State::HalfOpen if step.now >= self.round_end() => self.begin_round(step),
             State::ForcedOpen | State::ForcedClosed if step.now >= self.until => {
-                self.close(None, step);
+                self.close(None, Nanos::ZERO, step);
             }
             State::Open | State::HalfOpen | State::ForcedOpen | State::ForcedClosed => {}
         }
     }
 
     // --- how it moves
+
+    /// Whether it has just closed and admits a share only.
+    fn ramps(&self) -> bool {
+        self.state == State::Closed && self.until > Nanos::ZERO
+    }
+
+    /// Everything passes. The generation stays: calls under way are judged like those to come.
+    fn end_ramp(&mut self, step: &mut Step<'_>) {
+        self.until = Nanos::ZERO;
+        self.write_verdict(step);
+    }
+
+    /// Doubles the cooldown; returns it with its jitter.
+    fn grow(&mut self, step: &mut Step<'_>) -> Nanos {
+        let cap = self.settings.cooldown_cap();
+        self.cooldown = self.cooldown.times(2).min(cap);
+        let cooldown = step.rng.jitter(self.cooldown, COOLDOWN_JITTER_PERCENT);
+        cooldown.min(cap)
+    }
 
     fn open(&mut self, cooldown: Nanos, reason: Reason, step: &mut Step<'_>) {
         self.until = step.now + cooldown;
@@ -539,7 +589,13 @@ impl Breaker {
         end.min(self.until)
     }
 
-    fn close(&mut self, last_seqs: Option<[u64; 2]>, step: &mut Step<'_>) {
+    /// With a ramp of that length; zero: none.
+    fn close(&mut self, last_seqs: Option<[u64; 2]>, ramp: Nanos, step: &mut Step<'_>) {
+        self.until = if ramp > Nanos::ZERO {
+            step.now + ramp
+        } else {
+            Nanos::ZERO
+        };
         self.empty_windows(last_seqs, step.now);
         self.successes = 0;
         self.misled = 0;
@@ -583,10 +639,17 @@ impl Breaker {
 
     fn set_verdict(&mut self, step: &mut Step<'_>) {
         self.generation = self.generation.wrapping_add(1);
-        let until = if self.state.refuses() {
-            self.until + VERDICT_SLACK
+        self.write_verdict(step);
+    }
+
+    /// The verdict of this generation.
+    fn write_verdict(&mut self, step: &mut Step<'_>) {
+        let (state, until) = if self.ramps() {
+            (STATE_RAMP, self.until)
+        } else if self.state.refuses() {
+            (self.state.verdict_state(), self.until + VERDICT_SLACK)
         } else {
-            Nanos::ZERO
+            (self.state.verdict_state(), Nanos::ZERO)
         };
         let by_exchange =
             self.state == State::HalfOpen && self.reason.window == WindowKind::Exchanges;
@@ -600,7 +663,7 @@ impl Breaker {
             verdict: Verdict {
                 generation: self.generation,
                 errno: self.settings.errno,
-                state: self.state.verdict_state(),
+                state,
                 flags,
             },
             until,

@@ -87,6 +87,7 @@ impl Viewer<'_> {
             generation: self.table.verdict(id.index).generation,
             next_redial_in_ms: view.and_then(|view| view.next_redial_at).map(until),
             bypassed_for_safety: false,
+            ramp_ends_in_ms: view.and_then(|view| view.ramp_until).map(until),
             windows: Windows {
                 connects: api::Connects {
                     calls: u64::from(connects.calls),

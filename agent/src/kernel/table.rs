@@ -7,7 +7,7 @@ use agent_common::{
     CallWindow, Control, Counters, Row, Settings, Verdict,
     event::{OUTCOME_DEADLINE, OUTCOME_HUNG, OUTCOME_STALL, OUTCOME_WRITE_TIMEOUT},
     histogram::Histogram,
-    verdict::{STATE_HALF_OPEN, pack_probe_slots},
+    verdict::{STATE_HALF_OPEN, STATE_RAMP, pack_probe_slots},
     window::{self, Block, encode, repaired},
 };
 
@@ -370,6 +370,8 @@ impl Table {
             word(&raw mut (*row).verdict_until_ns).store(until.0, Ordering::Release);
             if verdict.state == STATE_HALF_OPEN {
                 half(&raw mut (*row).settings.probe_limit).store(probe_limit, Ordering::Release);
+            }
+            if matches!(verdict.state, STATE_HALF_OPEN | STATE_RAMP) {
                 let slots = pack_probe_slots(verdict.generation, 0);
                 word(&raw mut (*row).probe_slots).store(slots, Ordering::Release);
             }

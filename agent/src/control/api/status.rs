@@ -135,6 +135,10 @@ pub struct Row {
     pub next_redial_in_ms: Option<u64>,
     /// It would be open, but too much else is.
     pub bypassed_for_safety: bool,
+    /// Closed a moment ago: until all connects pass and not only a share, ms; an addition, as is the
+    /// next one.
+    #[serde(default)]
+    pub ramp_ends_in_ms: Option<u64>,
     /// Who set the manual state that it is in; an addition to the first version of the format.
     #[serde(default)]
     pub manual: Option<ByHand>,

@@ -42,6 +42,7 @@ pub(crate) fn row(destination: &str) -> Row {
         generation: 3,
         next_redial_in_ms: None,
         bypassed_for_safety: false,
+        ramp_ends_in_ms: None,
         manual: None,
         windows: Windows::default(),
         attempts: 1,
@@ -193,9 +194,9 @@ fn event(event: Event) -> String {
 #[test]
 fn the_envelope_has_the_keys_of_the_contract_in_their_order() {
     let mut ours = keys(&serde_json::to_string(&envelope(vec![row("10.0.0.5:5432")])).unwrap());
-    // Three additions: after lost_events, after bypassed_for_safety, and after stale.
+    // Additions: after lost_events, after bypassed_for_safety (two), and after stale.
     assert_eq!(ours.remove(4), (1, "paused".to_owned()));
-    for added in ["manual", "throttled"] {
+    for added in ["ramp_ends_in_ms", "manual", "throttled"] {
         let at = ours.iter().position(|(_, key)| key == added);
         ours.remove(at.expect("the key"));
     }

@@ -6,6 +6,7 @@ mod hung;
 mod misleading;
 mod model;
 mod ops;
+mod ramp;
 mod random;
 mod redial;
 mod rounds;

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use agent_common::Verdict;
+use agent_common::verdict::STATE_RAMP;
 use proptest::prelude::*;
 
 use super::evaluate::Truth;
@@ -204,8 +205,16 @@ impl Driver {
                         .seen
                         .verdicts
                         .insert(row.index, (verdict, until))
-                        .map_or(0, |(verdict, _)| verdict.generation);
-                    assert_eq!(verdict.generation, last + 1, "generations go up by one");
+                        .map_or(Verdict::default(), |(verdict, _)| verdict);
+                    // A ramp ends, or is told another errno, under its own generation.
+                    if verdict.generation != last.generation {
+                        let next = last.generation + 1;
+                        assert_eq!(verdict.generation, next, "generations go up by one");
+                    } else {
+                        assert_eq!(last.state, STATE_RAMP);
+                        let goes_on = [STATE_RAMP, State::Closed.verdict_state()];
+                        assert!(goes_on.contains(&verdict.state));
+                    }
                     assert!(probe_limit > 0);
                 }
                 Action::Transition {
@@ -257,6 +266,8 @@ impl Driver {
             assert_eq!(view.generation, known.generation, "row {index}");
             assert_eq!(view.cooldown, known.cooldown, "row {index}");
             assert_eq!(view.floors, known.floors, "row {index}");
+            let closed = known.state == State::Closed;
+            assert_eq!(view.ramp_until, known.ramp_until.filter(|_| closed));
             if matches!(view.state, State::Open | State::HalfOpen) {
                 assert_eq!(view.reason.window, known.opened_on, "row {index}");
             }
@@ -278,7 +289,11 @@ impl Driver {
             );
             if let Some(&(verdict, until)) = self.seen.verdicts.get(&index) {
                 assert_eq!(verdict.generation, view.generation);
-                assert_eq!(verdict.state, view.state.verdict_state());
+                let state = match known.ramp_until {
+                    Some(_) if view.state == State::Closed => STATE_RAMP,
+                    _ => view.state.verdict_state(),
+                };
+                assert_eq!(verdict.state, state);
                 let by_exchange =
                     view.state == State::HalfOpen && known.opened_on == WindowKind::Exchanges;
                 assert_eq!(verdict.flags, u8::from(by_exchange));
@@ -289,7 +304,8 @@ impl Driver {
                     State::HalfOpen => {
                         assert_eq!(until, known.round_limit + VERDICT_SLACK);
                     }
-                    State::Closed | State::ForcedClosed => assert_eq!(until, Nanos::ZERO),
+                    State::Closed => assert_eq!(until, known.ramp_until.unwrap_or_default()),
+                    State::ForcedClosed => assert_eq!(until, Nanos::ZERO),
                 }
             }
         }
