@@ -15,6 +15,7 @@ pub mod control;
 pub mod event;
 pub mod histogram;
 pub mod key;
+pub mod lent;
 pub mod ramp;
 pub mod row;
 pub mod stamp;
@@ -27,13 +28,14 @@ pub use adopt::AdoptOffsets;
 pub use control::{Control, Counters, Mode, Offsets};
 pub use event::{Event, EventKind};
 pub use key::{DestinationKey, PolicyKey};
+pub use lent::{Lent, LentKey};
 pub use row::{OTHER_ROW, Row, Settings};
 pub use stamp::Stamp;
 pub use verdict::Verdict;
 pub use window::CallWindow;
 
 /// Version of everything in this crate; raised with any change of layout or meaning.
-pub const ABI_VERSION: u32 = 2;
+pub const ABI_VERSION: u32 = 3;
 
 /// Nanoseconds in a millisecond.
 pub const NANOS_PER_MS: u64 = 1_000_000;

@@ -5,9 +5,10 @@
 //! kernel/bpf/arraymap.c): both sides see a store at once, without a system call.
 
 use agent_common::{
-    Control, Counters, DestinationKey, PolicyKey, Row, Settings, Stamp,
+    Control, Counters, DestinationKey, Lent, LentKey, PolicyKey, Row, Settings, Stamp,
     histogram::Histogram,
     key::ManualKey,
+    lent::LENT_MOST,
     stamp::{CONNECTION_SLOTS, COUNTED_MOST, SPILLED_MOST, Slot},
     window::Block,
 };
@@ -114,3 +115,8 @@ pub static COUNTED: HashMap<u64, u64> = HashMap::with_max_entries(COUNTED_MOST, 
 /// emptied after the start.
 #[map]
 pub static WATCHED: HashMap<u64, u32> = HashMap::with_max_entries(65_536, BPF_F_NO_PREALLOC);
+
+/// Options that the agent has set on programs' sockets. Entries are made and removed by the agent; by the
+/// kernel when the program sets the option itself. Some 90 bytes an entry, taken only when used.
+#[map]
+pub static LENT: HashMap<LentKey, Lent> = HashMap::with_max_entries(LENT_MOST, BPF_F_NO_PREALLOC);

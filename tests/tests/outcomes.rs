@@ -168,6 +168,7 @@ fn nobody_is_judged_for_a_one_way_protocol() {
     }
     let row = talk.expect(&[("gave_up", 6)], (0, 0));
     assert_eq!(row["state"], "closed", "{row:#}");
+    assert_eq!(row["traits"], serde_json::json!(["one-way"]), "{row:#}");
 }
 
 /// The wait counts from the last byte of the request.

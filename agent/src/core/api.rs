@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use agent_common::{CallWindow, DestinationKey, Verdict};
 
-use super::{BreakerSettings, Nanos, Reason, State, WindowKind};
+use super::{BreakerSettings, Correlated, Nanos, Reason, State, WindowKind};
 
 /// A row of the kernel's table. The incarnation tells owners of one index apart: an event about a
 /// former owner finds no breaker.
@@ -173,6 +173,9 @@ pub enum Action {
         /// Generation of the verdict that goes with it.
         generation: u32,
     },
+    /// Failures of many destinations at once have begun or are over: while they last, nothing is
+    /// opened. To be said once.
+    Correlated(Correlated),
     /// Connect to the target and answer with [`Event::DialEnded`] within
     /// [`DIAL_WRITE_OFF`](super::DIAL_WRITE_OFF).
     Dial {
@@ -197,6 +200,8 @@ pub struct BreakerView {
     /// Next dial by the agent, while it dials; not before `now`, later if the node's limit is
     /// reached.
     pub next_redial_at: Option<Nanos>,
+    /// Closed though its calls say open, because too much fails at once ([`Correlated`]).
+    pub bypassed: bool,
     /// End of a manual state.
     pub manual_until: Option<Nanos>,
     /// Until when a share of the connects passes, just after closing.

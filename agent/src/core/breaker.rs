@@ -108,6 +108,8 @@ pub(super) struct Step<'a> {
     pub(super) row: RowId,
     pub(super) now: Nanos,
     pub(super) rng: &'a mut SplitMix64,
+    /// Nothing more is opened: too much fails at once.
+    pub(super) holds: bool,
     pub(super) out: &'a mut Vec<Action>,
 }
 
@@ -135,6 +137,8 @@ pub(super) struct Breaker {
     used: u32,
     /// HalfOpen: whether a redial led here, not the cooldown.
     by_redial: bool,
+    /// Closed: it would have opened, but nothing may.
+    bypassed: bool,
     /// Redials that led to a failed probe, since it was last closed.
     misled: u32,
     /// Open: redials answered before this are ignored. Zero unless `misled`.
@@ -177,6 +181,7 @@ impl Breaker {
             successes: 0,
             used: 0,
             by_redial: false,
+            bypassed: false,
             misled: 0,
             distrust_until: Nanos::ZERO,
             round_since: Nanos::ZERO,
@@ -267,6 +272,11 @@ impl Breaker {
         self.target
     }
 
+    /// Nothing is held back any more; whether it opens, its next failure says.
+    pub(super) fn released(&mut self) {
+        self.bypassed = false;
+    }
+
     pub(super) fn outage_since(&self) -> Nanos {
         self.outage_since
     }
@@ -284,6 +294,7 @@ impl Breaker {
             next_redial_at,
             manual_until: forced.then_some(self.until),
             ramp_until,
+            bypassed: self.bypassed,
             cooldown: self.cooldown,
             floors: self.floor_seqs.map(|seq| Floor {
                 seq,
@@ -386,7 +397,11 @@ impl Breaker {
                 if stats.failures > 0 || stats.consecutive > 0 || stats.slow_calls > 0 {
                     self.heard = step.now;
                 }
-                if let Some(reason) = stats.trip {
+                // A look at the other window says nothing of this one; the next failure does.
+                self.bypassed = stats.trip.is_some() && step.holds;
+                if let Some(reason) = stats.trip
+                    && !step.holds
+                {
                     let cooldown = if self.ramps() {
                         // The outage goes on.
                         self.grow(step)
@@ -615,10 +630,12 @@ impl Breaker {
         };
         self.floor_seqs = self.last_seqs;
         self.heard = now;
+        self.bypassed = false;
     }
 
     fn enter(&mut self, to: State, reason: Reason, step: &mut Step<'_>) {
         let from = std::mem::replace(&mut self.state, to);
+        self.bypassed = false;
         // Half-open still shows why it opened, and is probed accordingly.
         if to != State::HalfOpen {
             self.reason = reason;

@@ -15,11 +15,12 @@ use std::{
 use agent_common::CallWindow;
 
 use super::breaker::{Breaker, Step};
+use super::correlated::Correlation;
 use super::redial::Redial;
 use super::rng::SplitMix64;
 use super::{
-    Action, BreakerSettings, BreakerView, DialTarget, Event, Nanos, RowId, Saved, State,
-    WindowKind, WindowStats,
+    Action, BreakerSettings, BreakerView, Correlated, DialTarget, Event, Nanos, RowId, Saved,
+    State, WindowKind, WindowStats,
 };
 
 /// Timers handled by one [`Event::Deadline`], and dials as well.
@@ -33,6 +34,7 @@ pub struct Engine {
     /// One entry per breaker, at its deadline or before.
     timers: BTreeSet<(Nanos, u32)>,
     redial: Redial,
+    correlation: Correlation,
     rng: SplitMix64,
     /// Latest time seen: an earlier one is taken for this.
     now: Nanos,
@@ -59,6 +61,7 @@ impl Engine {
             breakers: HashMap::new(),
             timers: BTreeSet::new(),
             redial: Redial::default(),
+            correlation: Correlation::default(),
             rng: SplitMix64::new(seed),
             now: Nanos::ZERO,
             scratch: Vec::new(),
@@ -93,7 +96,12 @@ impl Engine {
                 kind,
                 last_seq,
                 window,
-            } => self.step(row, out, |b, step| b.calls(kind, last_seq, window, step)),
+            } => {
+                if kind == WindowKind::Connects {
+                    self.note_failure(row, last_seq, window, out);
+                }
+                self.step(row, out, |b, step| b.calls(kind, last_seq, window, step));
+            }
             Event::ProbeStarted { row, generation } => {
                 self.step(row, out, |b, step| b.probe_started(generation, step));
             }
@@ -177,12 +185,21 @@ impl Engine {
         self.redial.hurry(target, self.now);
     }
 
+    /// So many destinations (addresses and ports, loopback apart) had traffic in the last minute. To be
+    /// said at least every second while connects fail.
+    pub fn traffic(&mut self, destinations: usize, now: Nanos, out: &mut Vec<Action>) {
+        self.now = self.now.max(now);
+        let change = self.correlation.count(destinations, self.now);
+        self.correlated(change, out);
+    }
+
     /// When [`Event::Deadline`] is to be handled next; `None`: not before another event. May be
     /// early (then that call does nothing), never late; in the past when one call was not enough.
     pub fn next_deadline(&self) -> Option<Nanos> {
         let timer = self.timers.first().map(|&(at, _)| at);
         let redial = self.redial.next_deadline();
-        [timer, redial].into_iter().flatten().min()
+        let calm = self.correlation.deadline();
+        [timer, redial, calm].into_iter().flatten().min()
     }
 
     /// Rows that have a breaker in memory, in no particular order.
@@ -301,6 +318,7 @@ impl Engine {
             row,
             now: self.now,
             rng: &mut self.rng,
+            holds: self.correlation.holds(),
             out,
         };
         slot.breaker.tick(&mut step);
@@ -317,6 +335,39 @@ impl Engine {
         if let Some(slot) = self.breakers.get(&index) {
             let incarnation = slot.incarnation;
             self.step(RowId { index, incarnation }, out, event);
+        }
+    }
+
+    /// The last connect of a row failed a moment ago: it may be one of many.
+    fn note_failure(
+        &mut self,
+        row: RowId,
+        last_seq: u64,
+        window: &CallWindow,
+        out: &mut Vec<Action>,
+    ) {
+        let Some(slot) = self.slot(row) else {
+            return;
+        };
+        let target = slot.breaker.target();
+        let entry = window.entries[agent_common::window::slot(last_seq)];
+        let call = agent_common::window::decode(entry, last_seq, self.now.0);
+        if let Some(call) = call.filter(|call| call.failed) {
+            let at = Nanos(call.at_ns);
+            let change = self.correlation.failed(target, at, self.now);
+            self.correlated(change, out);
+        }
+    }
+
+    fn correlated(&mut self, change: Option<Correlated>, out: &mut Vec<Action>) {
+        let Some(change) = change else {
+            return;
+        };
+        out.push(Action::Correlated(change));
+        if !change.begins {
+            for slot in self.breakers.values_mut() {
+                slot.breaker.released();
+            }
         }
     }
 
@@ -358,6 +409,10 @@ impl Engine {
             }
         }
         self.scratch = due;
+        if self.correlation.deadline().is_some_and(|at| at <= self.now) {
+            let change = self.correlation.look(self.now);
+            self.correlated(change, out);
+        }
         self.redial
             .run(self.now, MAX_DUE_PER_CALL, &mut self.rng, out);
     }

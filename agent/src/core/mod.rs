@@ -24,6 +24,7 @@
 
 mod api;
 mod breaker;
+mod correlated;
 mod engine;
 pub mod hung;
 mod redial;
@@ -32,11 +33,13 @@ mod saved;
 mod settings;
 mod state;
 mod time;
+pub mod traits;
 pub mod waits;
 pub mod window;
 
 pub use api::{Action, BreakerView, DialTarget, Event, Floor, ProbeOutcome, RowId};
 pub use breaker::VERDICT_SLACK;
+pub use correlated::{Correlated, is_loopback};
 pub use engine::Engine;
 pub use hung::HungRule;
 pub use redial::{DIAL_WRITE_OFF, MAX_DIALS_PER_SECOND};
@@ -44,7 +47,7 @@ pub use saved::Saved;
 pub use settings::BreakerSettings;
 pub use state::{Reason, ReasonKind, State, WindowKind};
 pub use time::Nanos;
-pub use waits::WaitLimits;
+pub use waits::{OptionLimits, WaitLimits};
 pub use window::WindowStats;
 
 #[cfg(test)]

@@ -152,6 +152,10 @@ pub struct Node {
     pub(super) restored: Option<String>,
     /// Writes the state down.
     pub(super) keeper: Keeper,
+    /// When a call failed last.
+    pub(super) failed_at: Nanos,
+    /// When destinations with traffic were last counted.
+    pub(super) counted_at: Nanos,
     /// Rows whose workload's name was not to be had when they were new.
     pub(super) unnamed: Vec<RowId>,
     /// When losses were last looked at.
@@ -208,6 +212,8 @@ impl Node {
             restored: restored.said(),
             standing: restored.standing,
             keeper,
+            failed_at: Nanos(0),
+            counted_at: Nanos(0),
             unnamed: Vec::new(),
             losses_at: Nanos(0),
             reported: HashMap::new(),
@@ -263,6 +269,7 @@ impl Node {
                 };
                 self.journal.publish(WallClock::read().at(at), event);
             }
+            Notice::Correlated(change) => self.correlated(change),
             Notice::Kernel(event) => {
                 let id = RowId {
                     index: event.row,
@@ -272,6 +279,7 @@ impl Node {
                     EventKind::ROW_CREATED => self.new_row(id),
                     EventKind::FAILURE => {
                         self.keeper.failed();
+                        self.failed_at = clock::now();
                         self.failure(id, &event);
                     }
                     EventKind::REJECTED => self.rejected(id, &event),

@@ -30,8 +30,8 @@ use tokio::sync::{mpsc, oneshot};
 use super::{canary::Hidden, dialer::Dial, plan::Plan, priority, view::Views};
 use crate::{
     core::{
-        Action, DialTarget, Engine, Event, Nanos, ProbeOutcome, Reason, RowId, Saved, State,
-        WindowKind,
+        Action, Correlated, DialTarget, Engine, Event, Nanos, ProbeOutcome, Reason, RowId, Saved,
+        State, WindowKind,
     },
     kernel::{Table, clock, events},
     metrics::Reaction,
@@ -69,6 +69,8 @@ pub enum Command {
     Found(KernelEvent),
     /// A redial ended.
     DialEnded(DialTarget, bool),
+    /// Destinations with traffic in the last minute.
+    Traffic(usize),
     /// End the thread.
     Stop,
 }
@@ -89,6 +91,8 @@ pub enum Order {
 pub enum Notice {
     /// Something from the kernel: a new row, a failure, refusals.
     Kernel(KernelEvent),
+    /// Failures of many destinations at once have begun, or are over.
+    Correlated(Correlated),
     /// A breaker changed state.
     Transition {
         /// The row.
@@ -465,6 +469,7 @@ impl Worker {
                         at,
                     });
                 }
+                Action::Correlated(change) => self.notify(Notice::Correlated(change)),
                 Action::Dial { target } => self.dial(target),
             }
         }
@@ -585,6 +590,11 @@ impl Worker {
                 Command::Found(event) => self.event(&event),
                 Command::DialEnded(target, success) => {
                     self.handle(Event::DialEnded { target, success });
+                }
+                Command::Traffic(destinations) => {
+                    let now = clock::now();
+                    self.engine.traffic(destinations, now, &mut self.actions);
+                    self.perform(None);
                 }
                 Command::Stop => return true,
             }

@@ -194,7 +194,9 @@ async fn serve(
         Arc::clone(&plan),
         hidden.clone(),
         reactor.commander(),
+        kernel.lent(),
     )?;
+    kernel.set_options_lent(plan.sets_options());
     let journal = Arc::new(Journal::new(events_kept));
     let (handle, mut requests) = Handle::new(Arc::clone(&journal), Arc::clone(&table));
     let keeper = memo::keeper::Keeper::start(state_file)?;

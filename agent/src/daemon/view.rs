@@ -14,6 +14,7 @@ use crate::{
     },
     core::{
         BreakerView, Floor, Nanos, Reason, ReasonKind, RowId, State, WindowKind, WindowStats,
+        traits::{Facts, learned},
         window,
     },
     kernel::{Table, cgroup::Names},
@@ -86,7 +87,7 @@ impl Viewer<'_> {
             next_probe_in_ms: view.and_then(|view| view.next_probe_at).map(until),
             generation: self.table.verdict(id.index).generation,
             next_redial_in_ms: view.and_then(|view| view.next_redial_at).map(until),
-            bypassed_for_safety: false,
+            bypassed_for_safety: view.is_some_and(|view| view.bypassed),
             ramp_ends_in_ms: view.and_then(|view| view.ramp_until).map(until),
             windows: Windows {
                 connects: api::Connects {
@@ -111,6 +112,7 @@ impl Viewer<'_> {
             abandoned: row.abandoned + row.exchange_abandoned,
             stale: row.stale,
             throttled: u64::from(row.throttled),
+            traits: traits(row),
             local: row.local,
             failures: failures(row),
             rejected: Rejections {
@@ -159,7 +161,8 @@ impl Viewer<'_> {
             write: waits.write.map(Nanos::as_millis),
             deadline: waits.deadline.map(Nanos::as_millis),
             stall: waits.stall.map(Nanos::as_millis),
-            ..TimeoutsMs::default()
+            keepalive: (row.settings.keepalive_s != 0)
+                .then_some(u64::from(row.settings.keepalive_s) * 1000),
         }
     }
 
@@ -263,6 +266,21 @@ pub fn firings(row: &KernelRow) -> Vec<(&'static str, u64)> {
             u64::from(row.fired_deadline),
         ),
     ]
+}
+
+/// What is learned of a row's destination.
+fn traits(row: &KernelRow) -> Vec<String> {
+    let facts = Facts {
+        responses: row.responses,
+        unanswered: row.exchange_gave_up + row.exchange_abandoned,
+        broken: row.exchange_reset + row.exchange_closed_early,
+        longest: Nanos(row.response_latency_max_us.saturating_mul(1000)),
+        greets: KernelRow::greets(row.greeted, row.spoke_first),
+        tickets: u64::from(row.ticket_connections),
+    };
+    learned(&facts)
+        .map(|learned| learned.name().to_owned())
+        .collect()
 }
 
 /// Which timeout an outcome is of.

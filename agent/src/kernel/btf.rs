@@ -247,6 +247,7 @@ impl<'a> Btf<'a> {
             sock_shutdown: byte("sock", &["sk_shutdown"]),
             received: byte("tcp_sock", &["rcv_nxt"]),
             copied: byte("tcp_sock", &["copied_seq"]),
+            sock_cookie: byte("sock", &["__sk_common", "skc_cookie"]),
         }
     }
 }
@@ -309,6 +310,7 @@ mod tests {
             offsets.sock_shutdown,
             offsets.received,
             offsets.copied,
+            offsets.sock_cookie,
         ] {
             assert_ne!(offset, NO_OFFSET, "{offsets:?}");
         }

@@ -69,4 +69,12 @@ fn waits_of_25_seconds_are_healthy() {
     ends_well(&agents[0], query, "\n");
     ends_well(&agents[1], worker, "\n");
     ends_well(&agents[2], curl, "ok");
+    for agent in &agents {
+        let row = agent.row(DESTINATION);
+        let traits = row["traits"].as_array().expect("a list");
+        assert!(
+            traits.iter().any(|learned| learned == "long-waits"),
+            "{row:#}"
+        );
+    }
 }

@@ -230,6 +230,7 @@ impl Driver {
                     assert_ne!(from, to);
                     assert_eq!(self.seen.verdicts[&row.index].0.generation, generation);
                 }
+                Action::Correlated(_) => panic!("two addresses are not many"),
                 Action::Dial { target } => {
                     let waiting =
                         |known: &ModelRow| known.target == target && known.waits_for_redial();
