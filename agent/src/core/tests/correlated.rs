@@ -228,6 +228,6 @@ proptest! {
         many.pass(secs(30));
         let said: Vec<bool> = many.said().iter().map(|change| change.begins).collect();
         let alternating = said.iter().enumerate().all(|(at, begins)| *begins == (at % 2 == 0));
-        prop_assert!(alternating && said.len() % 2 == 0, "{:?}", said);
+        prop_assert!(alternating && said.len().is_multiple_of(2), "{:?}", said);
     }
 }
