@@ -46,6 +46,9 @@
 //! cooldown in the long run. Closing, by a reset as well, forgets the count. Dials go on as
 //! scheduled, since other rows may share them; the first one answered after that time is acted upon.
 //!
+//! *Hints.* While somebody else's breaker is open for connects to the same destination, one failed connect
+//! of one's own suffices ([`Reason::HINTED`]), unless the policy has no run of failures to count.
+//!
 //! *Ramp.* Probes that succeed close the breaker, but a destination that is just back is not handed its
 //! whole crowd at once: for 2 s the verdict says [`STATE_RAMP`], by which the kernel lets a growing share
 //! pass ([`agent_common::ramp`]), and the state is Closed. What passes is judged as ever, under one
@@ -71,6 +74,7 @@ use agent_common::ramp;
 use agent_common::verdict::{STATE_RAMP, VERDICT_PROBE_BY_EXCHANGE};
 use agent_common::{CallWindow, Verdict};
 
+use super::hints::is_shared;
 use super::rng::SplitMix64;
 use super::window::{WindowStats, evaluate_since};
 use super::{
@@ -110,6 +114,8 @@ pub(super) struct Step<'a> {
     pub(super) rng: &'a mut SplitMix64,
     /// Nothing more is opened: too much fails at once.
     pub(super) holds: bool,
+    /// Somebody else's breaker is open for this destination, for connect failures.
+    pub(super) hinted: bool,
     pub(super) out: &'a mut Vec<Action>,
 }
 
@@ -310,6 +316,13 @@ impl Breaker {
             && self.settings.redial
     }
 
+    /// Whether others are to take its word: it is open, or not yet closed, for connect failures.
+    pub(super) fn gives_hints(&self) -> bool {
+        matches!(self.state, State::Open | State::HalfOpen)
+            && self.reason.window == WindowKind::Connects
+            && is_shared(&self.target.addr)
+    }
+
     /// When time alone changes something.
     pub(super) fn deadline(&self) -> Nanos {
         match self.state {
@@ -397,9 +410,15 @@ impl Breaker {
                 if stats.failures > 0 || stats.consecutive > 0 || stats.slow_calls > 0 {
                     self.heard = step.now;
                 }
+                let hint = || {
+                    let takes = self.settings.enabled && self.settings.consecutive_failures > 0;
+                    let fails = kind == WindowKind::Connects && stats.consecutive > 0;
+                    (step.hinted && takes && fails).then_some(Reason::HINTED)
+                };
+                let trip = stats.trip.or_else(hint);
                 // A look at the other window says nothing of this one; the next failure does.
-                self.bypassed = stats.trip.is_some() && step.holds;
-                if let Some(reason) = stats.trip
+                self.bypassed = trip.is_some() && step.holds;
+                if let Some(reason) = trip
                     && !step.holds
                 {
                     let cooldown = if self.ramps() {

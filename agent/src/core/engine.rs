@@ -16,6 +16,7 @@ use agent_common::CallWindow;
 
 use super::breaker::{Breaker, Step};
 use super::correlated::Correlation;
+use super::hints::Hints;
 use super::redial::Redial;
 use super::rng::SplitMix64;
 use super::{
@@ -35,6 +36,7 @@ pub struct Engine {
     timers: BTreeSet<(Nanos, u32)>,
     redial: Redial,
     correlation: Correlation,
+    hints: Hints,
     rng: SplitMix64,
     /// Latest time seen: an earlier one is taken for this.
     now: Nanos,
@@ -46,6 +48,8 @@ struct Slot {
     incarnation: u32,
     /// Whether it waits for its target in `redial`.
     waits: bool,
+    /// Whether it is counted in `hints`.
+    hints: bool,
     breaker: Breaker,
     /// Its entry in `timers`; [`NO_TIMER`]: it has none.
     timer: Nanos,
@@ -62,6 +66,7 @@ impl Engine {
             timers: BTreeSet::new(),
             redial: Redial::default(),
             correlation: Correlation::default(),
+            hints: Hints::default(),
             rng: SplitMix64::new(seed),
             now: Nanos::ZERO,
             scratch: Vec::new(),
@@ -277,6 +282,7 @@ impl Engine {
         let slot = Slot {
             incarnation: row.incarnation,
             waits: false,
+            hints: false,
             breaker,
             timer: NO_TIMER,
         };
@@ -314,11 +320,13 @@ impl Engine {
         else {
             return;
         };
+        let hinted = !slot.hints && self.hints.has(slot.breaker.target());
         let mut step = Step {
             row,
             now: self.now,
             rng: &mut self.rng,
             holds: self.correlation.holds(),
+            hinted,
             out,
         };
         slot.breaker.tick(&mut step);
@@ -440,6 +448,11 @@ impl Engine {
             self.redial.leave(b.target(), index);
         }
         slot.waits = wanted;
+        let hints = slot.breaker.gives_hints();
+        if hints != slot.hints {
+            slot.hints = hints;
+            self.hints.change(slot.breaker.target(), hints);
+        }
     }
 
     fn remove(&mut self, index: u32) {
@@ -451,6 +464,9 @@ impl Engine {
         }
         if slot.waits {
             self.redial.leave(slot.breaker.target(), index);
+        }
+        if slot.hints {
+            self.hints.change(slot.breaker.target(), false);
         }
     }
 }

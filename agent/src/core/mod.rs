@@ -26,6 +26,7 @@ mod api;
 mod breaker;
 mod correlated;
 mod engine;
+mod hints;
 pub mod hung;
 mod redial;
 mod rng;

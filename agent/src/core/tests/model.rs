@@ -162,7 +162,13 @@ impl ModelRow {
         }
     }
 
-    pub(super) fn calls(&mut self, kind: WindowKind, calls: &[Truth], now: Nanos) {
+    pub(super) fn is_a_hint(&self) -> bool {
+        matches!(self.state, State::Open | State::HalfOpen)
+            && self.opened_on == WindowKind::Connects
+    }
+
+    /// `hinted`: another row is open for connects to the same target.
+    pub(super) fn calls(&mut self, kind: WindowKind, calls: &[Truth], hinted: bool, now: Nanos) {
         let window = match kind {
             WindowKind::Connects => 0,
             WindowKind::Exchanges => 1,
@@ -177,7 +183,9 @@ impl ModelRow {
         if stats.failures > 0 || stats.consecutive > 0 || stats.slow_calls > 0 {
             self.remember_since = now;
         }
-        if stats.trip.is_some() {
+        let s = &self.settings;
+        let one_suffices = hinted && window == 0 && s.enabled && s.consecutive_failures > 0;
+        if stats.trip.is_some() || (one_suffices && stats.consecutive > 0) {
             self.opened_on = kind;
             self.go(State::Open);
             self.until = now + self.cooldown;

@@ -167,13 +167,16 @@ impl Driver {
             }
             Op::Deadline => self.model.deadline(now),
             _ => {
+                let hinted = self.model.rows.iter().any(|(other, known)| {
+                    *other != index && known.target == target_of(index) && known.is_a_hint()
+                });
                 let Some(known) = self.model.at(row, now) else {
                     return;
                 };
                 match *op {
                     Op::Look { kind, .. } => {
                         let window = usize::from(kind == WindowKind::Exchanges);
-                        known.calls(kind, &truth[window], now);
+                        known.calls(kind, &truth[window], hinted, now);
                     }
                     Op::ProbeStarted { late, .. } => {
                         known.probe_started(generation.wrapping_sub(late), now);
