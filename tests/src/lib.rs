@@ -14,6 +14,7 @@ pub mod follow;
 pub mod foreign;
 pub mod http;
 pub mod interpreter;
+pub mod maps;
 pub mod net;
 pub mod nginx;
 pub mod outcome;

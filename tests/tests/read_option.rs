@@ -21,7 +21,11 @@ use tests::{
 
 const VALUE_MS: i64 = 300;
 /// After the value, and at most so many ms later: the machine is shared with other tests.
-const LATE_MS: i64 = 150;
+const LATE_MS: i64 = 600;
+/// What comes behind an option of 2 s comes later than this.
+const BEHIND_MS: i64 = 200;
+/// A machine that is busy at the moment may wake anybody too late.
+const TRIES: usize = 4;
 
 const CONFIG: &str = "[defaults.timeouts]\nread = \"300ms\"\nread_action = \"option\"\n";
 /// With a time behind the option that is longer than what timers are late by.
@@ -197,6 +201,23 @@ def stubborn():
     assert_eq!(row["in_flight"], 0, "{row:#}");
 }
 
+/// Ended at the value, and at least once before what comes behind an option would have been due.
+#[track_caller]
+fn assert_ends_at_the_value(mut run: impl FnMut() -> Value) {
+    for _ in 0..TRIES {
+        let answer = run();
+        // The agent was quicker than the program: this says nothing.
+        if answer[0] == -libc::EAGAIN {
+            continue;
+        }
+        assert_ends(&answer, libc::ECONNABORTED, SLOW_MS, 2 * LATE_MS);
+        if answer[1].as_i64() < Some(SLOW_MS + BEHIND_MS) {
+            return;
+        }
+    }
+    panic!("never on time");
+}
+
 /// A receive on a new connection sleeps before the agent has seen it: no option wakes it, and it is
 /// ended at the value, not later.
 #[test]
@@ -211,8 +232,7 @@ def at_once():
     return s.recv(1)
 ",
     );
-    let answer = scene.python.value("timed(at_once)");
-    assert_ends(&answer, libc::ECONNABORTED, SLOW_MS, LATE_MS);
+    assert_ends_at_the_value(|| scene.python.value("timed(at_once)"));
 }
 
 /// Calls that do not wait feel no option: their exchange is ended at the value, not later.
@@ -223,10 +243,12 @@ fn a_socket_that_does_not_block_is_ended() {
     scene.python.run(
         "
 import select
-n = socket.socket()
-n.setblocking(False)
-n.connect_ex(('10.77.0.2', 8080))
-select.select([], [n], [])
+def connect():
+    global n
+    n = socket.socket()
+    n.setblocking(False)
+    n.connect_ex(('10.77.0.2', 8080))
+    select.select([], [n], [])
 def polled():
     n.send(b'h')
     while True:
@@ -236,12 +258,14 @@ def polled():
             return b''
 ",
     );
-    // This one was seen after the other, or with it.
-    scene.python.value(CONNECT);
-    let answer = scene.python.value("bounded(s)");
-    assert_ends(&answer, libc::EAGAIN, SLOW_MS, LATE_MS);
-    let answer = scene.python.value("timed(polled)");
-    assert_ends(&answer, libc::ECONNABORTED, SLOW_MS, LATE_MS);
+    assert_ends_at_the_value(|| {
+        scene.python.value("connect()");
+        // This one was seen after the other, or with it.
+        scene.python.value(CONNECT);
+        let answer = scene.python.value("bounded(s)");
+        assert_ends(&answer, libc::EAGAIN, SLOW_MS, LATE_MS);
+        scene.python.value("timed(polled)")
+    });
     // A blocking one is given the time.
     scene.python.run(
         "
@@ -256,7 +280,7 @@ def stubborn():
 ",
     );
     let answer = scene.python.value("timed(stubborn)");
-    assert_ends(&answer, libc::ECONNABORTED, SLOW_MS + 200, LATE_MS);
+    assert_ends(&answer, libc::ECONNABORTED, SLOW_MS + BEHIND_MS, LATE_MS);
 }
 
 /// A stricter value of the program stays, set before ours, and a longer one is what it reads back.
@@ -353,6 +377,20 @@ fn a_stop_gives_it_back() {
     assert_eq!(python.value("told(s, 'SO_RCVTIMEO')"), 0);
     assert_eq!(python.value("told(s, 'SO_SNDTIMEO')"), 0);
     assert_eq!(attached::sockopt_programs(&group), [0; 2]);
+}
+
+/// Nobody is left to give it back.
+#[test]
+fn a_killed_agent_leaves_the_option() {
+    need!("python3");
+    let mut scene = Scene::new("option-kill", CONFIG);
+    scene.connect();
+    let Scene {
+        agent, mut python, ..
+    } = scene;
+    agent.kill();
+    assert_eq!(python.value("told(s, 'SO_RCVTIMEO')"), VALUE_MS);
+    assert_eq!(python.value("told(s, 'SO_SNDTIMEO')"), VALUE_MS);
 }
 
 #[test]

@@ -14,7 +14,7 @@ pub use histogram::{
 };
 pub use render::{RenderError, SERIES_ROWS, render};
 
-use crate::control::api::{Failures, ReasonKind, Rejections, State};
+use crate::control::api::{Failures, ReasonKind, Rejections, State, TimeoutKind};
 
 /// The numbers of the node.
 #[derive(Clone, Debug, Default)]
@@ -40,6 +40,15 @@ pub struct NodeMetrics {
     /// Rows, in an order that stays: those beyond [`SERIES_ROWS`] share one series `other`.
     pub rows: Vec<RowMetrics>,
 }
+
+/// The timeouts that end connections, in the order of [`RowMetrics::timeouts`].
+pub const TIMEOUTS: [TimeoutKind; 5] = [
+    TimeoutKind::Connect,
+    TimeoutKind::Read,
+    TimeoutKind::Write,
+    TimeoutKind::Stall,
+    TimeoutKind::Deadline,
+];
 
 /// The numbers of one row. Rows with the same three labels (in two network namespaces, say) are
 /// added up.
@@ -70,7 +79,7 @@ pub struct RowMetrics {
     /// Calls that observe mode let pass.
     pub would_reject: Rejections,
     /// Connections ended by each of our timeouts.
-    pub timeouts: Vec<(&'static str, u64)>,
+    pub timeouts: [u64; TIMEOUTS.len()],
     /// Changes of state so far.
     pub transitions: Vec<Transition>,
     /// Latencies of established connects.

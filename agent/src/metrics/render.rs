@@ -8,7 +8,7 @@ use prometheus::{
 };
 
 use super::{
-    CONNECT_BOUNDS, Cumulative, NodeMetrics, RESPONSE_BOUNDS, RowMetrics, cumulative,
+    CONNECT_BOUNDS, Cumulative, NodeMetrics, RESPONSE_BOUNDS, RowMetrics, TIMEOUTS, cumulative,
     declared::{self, Kind, Metric, ROW_LABELS},
 };
 use crate::control::api::{Failures, ReasonKind, Rejections, State, TimeoutKind};
@@ -147,7 +147,9 @@ impl Series {
             &OUTCOMES,
         );
         let always = [TimeoutKind::Connect.as_str()];
-        add(&mut self.timeouts, &row.timeouts, &always);
+        let words = TIMEOUTS.map(TimeoutKind::as_str);
+        let timeouts: Vec<_> = words.into_iter().zip(row.timeouts).collect();
+        add(&mut self.timeouts, &timeouts, &always);
         let always = ["breaker"];
         add(
             &mut self.rejected,

@@ -32,7 +32,7 @@ fn row(destination: &str) -> RowMetrics {
             ..Rejections::default()
         },
         would_reject: Rejections::default(),
-        timeouts: vec![("connect", 0)],
+        timeouts: [0; 5],
         transitions: vec![Transition {
             from: State::Closed,
             to: State::Open,

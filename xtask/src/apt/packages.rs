@@ -82,6 +82,7 @@ pub const TESTS: &[Package] = &[
     package("nftables", "firewall rules: the faults that tests make"),
     package("libcap2-bin", "capsh: the agent with fewer capabilities"),
     package("procps", "ps, sysctl"),
+    package("runc", "containers with programs under test"),
     package("util-linux", "nsenter, unshare"),
     package("systemd", "systemd-analyze checks the unit file"),
     package("prometheus", "promtool checks the page of metrics"),
