@@ -16,6 +16,7 @@ pub mod event;
 pub mod histogram;
 pub mod key;
 pub mod lent;
+pub mod ramp;
 pub mod row;
 pub mod stamp;
 pub mod syn;
