@@ -4,13 +4,13 @@ use std::sync::Arc;
 
 use agent_common::{
     PolicyKey, Settings,
-    row::{FAIL_5XX, ROW_PROTECTED},
+    row::{FAIL_5XX, ROW_LIMITED, ROW_PROTECTED},
     syn::first_timeout_ticks,
 };
 
 use crate::{
     core::{BreakerSettings, HungRule, Nanos, WaitLimits},
-    policy::{Config, Destination, Hung, Policy, ReadAction, StatusPattern},
+    policy::{Config, Destination, Hung, Limits, Policy, ReadAction, StatusPattern},
 };
 
 /// How long a probe may take beyond the connect timeout before its slot is taken back.
@@ -132,7 +132,11 @@ fn kernel_settings(policy: &Policy, index: u32, ticks: Ticks) -> Settings {
         gave_up_ms: policy.breaker.gave_up.map_or(0, millis),
         probe_limit: policy.breaker.probes,
         policy: index,
-        flags: 0,
+        flags: if policy.limits == Limits::OFF {
+            0
+        } else {
+            ROW_LIMITED
+        },
         slow_call_us: policy.breaker.slow_call.map_or(0, |slow| {
             u32::try_from(slow.as_micros()).unwrap_or(u32::MAX)
         }),
@@ -150,6 +154,10 @@ fn kernel_settings(policy: &Policy, index: u32, ticks: Ticks) -> Settings {
             .timeouts
             .keepalive
             .map_or(0, |idle| millis(idle).div_ceil(1000)),
+        connections_most: policy.limits.connections.unwrap_or(0),
+        pending_most: policy.limits.pending.unwrap_or(0),
+        connects_per_second: policy.limits.connects_per_second.unwrap_or(0),
+        limit_errno: policy.breaker.errno.number().unsigned_abs(),
     }
 }
 

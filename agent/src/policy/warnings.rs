@@ -24,9 +24,6 @@ pub(super) const NOT_ENFORCED: &[&str] = &[
     "retry.max_held",
     "retry.spin_per_second",
     "retry.refuse_non_idempotent",
-    "limits.connections",
-    "limits.pending",
-    "limits.connects_per_second",
 ];
 
 /// Settings on the list whose built-in value is how this version behaves.
