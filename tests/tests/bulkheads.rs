@@ -156,13 +156,13 @@ fn kills_leak_nothing() {
     let wanted = std::env::var("BACKSTOP_TEST_CONNECTS").map_or(CONNECTS, |count| {
         count.parse().expect("a number in BACKSTOP_TEST_CONNECTS")
     });
-    let scene = Scene::new("bulk-kill", "connections = 24\npending = 16");
+    let scene = Scene::new("bulk-kill", "connections = 24\npending = 20");
     let server = Server::hanging_up(&scene.net.server, TO);
     let began = Instant::now();
     let mut row = Value::Null;
     for round in 1..=KILLS {
         let mut dialer = scene.dialer();
-        dialer.order(&format!("crowd 32 600000 {TO}"));
+        dialer.order(&format!("crowd 25 600000 {TO}"));
         let most = Duration::from_secs(15 + wanted / KILLS / 1000);
         wait::until("more connects", most, || {
             row = scene.agent.row(DESTINATION);

@@ -40,6 +40,9 @@ pub fn run(threads: usize, longest: Duration, to: SocketAddr, plan: &Plan) -> Va
                         most.fetch_max(now, Ordering::SeqCst);
                         std::thread::yield_now();
                         open.fetch_sub(1, Ordering::SeqCst);
+                    } else {
+                        // A refusal takes no time: let others get on.
+                        std::thread::yield_now();
                     }
                 }
                 let mut all = errnos.lock().expect("no thread panics");
