@@ -270,6 +270,17 @@ impl Node {
                 self.journal.publish(WallClock::read().at(at), event);
             }
             Notice::Correlated(change) => self.correlated(change),
+            Notice::Drained(id, on_open, connections) => {
+                let Some(row) = self.shown(id) else { return };
+                let event = Event::Drained {
+                    destination: view::destination(id, &row),
+                    workload: view::workload(id, &row, &mut self.names),
+                    netns: netns(&row),
+                    on_open: on_open.to_string(),
+                    connections,
+                };
+                self.say(event);
+            }
             Notice::Kernel(event) => {
                 let id = RowId {
                     index: event.row,
