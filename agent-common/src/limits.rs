@@ -38,7 +38,7 @@ const SECOND: u64 = 1_000_000_000;
 /// Time in which one token is earned, ns, rounded up.
 #[inline(always)]
 const fn earned_in(per_second: u32) -> u64 {
-    (SECOND + per_second as u64 - 1) / per_second as u64
+    SECOND.div_ceil(per_second as u64)
 }
 
 /// Takes a token at `now` (ns): the bucket's new word, 0 when there is none to take. `per_second` must

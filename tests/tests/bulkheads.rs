@@ -138,7 +138,7 @@ fn never_one_too_many_with_64_threads() {
     let mut dialer = scene.dialer();
     dialer.order(&format!("crowd 64 3000 {TO}"));
     let crowd = dialer.answer();
-    println!("{crowd}");
+    eprintln!("{crowd}");
     assert_eq!(crowd["most"], 7, "all places were used: {crowd}");
     let row = scene.wait_live(DESTINATION, 0);
     assert_eq!(times(&crowd, libc::EPERM), refused(&row), "{crowd} {row:#}");
@@ -173,7 +173,7 @@ fn kills_leak_nothing() {
         assert_eq!(row["limits"]["pending"]["used"], 0, "{row:#}");
         assert_balanced(&row);
     }
-    println!(
+    eprintln!(
         "{} connects begun, {} refused, {KILLS} kills, {:.0} s",
         row["attempts"],
         refused(&row),
@@ -228,7 +228,7 @@ fn connects_a_second_are_limited() {
     dialer.order(&format!("crowd 8 3000 {TO}"));
     let crowd = dialer.answer();
     let seconds = began.elapsed().as_secs_f64();
-    println!("{crowd} in {seconds:.2} s");
+    eprintln!("{crowd} in {seconds:.2} s");
     let passed = times(&crowd, 0);
     assert!(passed as f64 <= 20.0 + 20.0 * seconds, "{crowd}");
     assert!(passed >= 75, "the burst and three seconds' worth: {crowd}");
