@@ -23,6 +23,7 @@ pub mod requests;
 pub mod scrape;
 pub mod settle;
 pub mod start;
+mod takeover;
 pub mod tally;
 pub mod upkeep;
 pub mod view;

@@ -13,6 +13,8 @@ use agent_common::{
     verdict::{STATE_FORCED_CLOSED, STATE_FORCED_OPEN},
 };
 
+use rustix::process::Pid;
+
 use super::{
     backend::Handle,
     canary::Hidden,
@@ -163,6 +165,10 @@ pub struct Node {
     /// Refusals that the last `rejected` event of a row had counted: by its breaker, by a limit.
     pub(super) reported: HashMap<RowId, [u64; 2]>,
     pub(super) lost: u64,
+    /// The process of an agent that is taking over.
+    pub(super) heir: Option<Pid>,
+    /// It has: this one is to end.
+    pub handed_over: bool,
 }
 
 impl Node {
@@ -218,16 +224,14 @@ impl Node {
             losses_at: Nanos(0),
             reported: HashMap::new(),
             lost: 0,
+            heir: None,
+            handed_over: false,
         }
     }
 
     /// The mode that the kernel is to have.
     pub fn kernel_mode(&self) -> u32 {
-        match (self.pause.current(), self.plan.config.mode) {
-            (Some(_), _) => Mode::OFF,
-            (None, policy::Mode::Enforce) => Mode::ENFORCE,
-            (None, policy::Mode::Observe) => Mode::OBSERVE,
-        }
+        kernel_mode(&self.pause, self.plan.config.mode)
     }
 
     pub(super) fn api_mode(&self) -> api::Mode {
@@ -424,6 +428,15 @@ impl Node {
                 },
             );
         }
+    }
+}
+
+/// The mode that the kernel is to have.
+pub(super) fn kernel_mode(pause: &Pause, mode: policy::Mode) -> u32 {
+    match (pause.current(), mode) {
+        (Some(_), _) => Mode::OFF,
+        (None, policy::Mode::Enforce) => Mode::ENFORCE,
+        (None, policy::Mode::Observe) => Mode::OBSERVE,
     }
 }
 

@@ -32,6 +32,7 @@ pub struct Ticks {
 
 /// A configuration and everything derived from it. Policies have the index that
 /// [`Config::resolve`] gives: 0 is the defaults.
+#[derive(Clone)]
 pub struct Plan {
     /// The configuration itself.
     pub config: Config,
@@ -112,6 +113,21 @@ impl Plan {
     pub fn on_open(&self, policy: u32) -> OnOpen {
         let of = self.on_open.get(policy as usize);
         *of.unwrap_or(&self.on_open[0])
+    }
+
+    /// The same without the timeouts that the agent watches itself.
+    pub fn without_waits(&self) -> Self {
+        let none = WaitLimits {
+            read: None,
+            deadline: None,
+            write: None,
+            stall: None,
+            by_option: false,
+        };
+        Self {
+            waits: vec![none; self.waits.len()],
+            ..self.clone()
+        }
     }
 
     /// Whether some policy has options set from outside.

@@ -45,19 +45,30 @@ impl Node {
                 let _ = reply.send(self.explain(&destination, &caller).await);
             }
             Request::Manual(destination, workload, action, by, reply) => {
-                let _ = reply.send(self.manual(&destination, workload, action, by));
+                let may = self.may_change(None);
+                let done = may.and_then(|()| self.manual(&destination, workload, action, by));
+                let _ = reply.send(done);
             }
             Request::Pause(duration, by, reply) => {
-                let _ = reply.send(self.begin_pause(duration, by));
+                let may = self.may_change(None);
+                let _ = reply.send(may.and_then(|()| self.begin_pause(duration, by)));
             }
             Request::Resume(by, reply) => {
-                let _ = reply.send(self.resume(Some(by)));
+                let may = self.may_change(None);
+                let _ = reply.send(may.and_then(|()| self.resume(Some(by))));
             }
             Request::Reload(by, reply) => {
-                let answer = self
-                    .reload(Some(by))
-                    .map_err(|e| ApiError::BadRequest(e.to_string()));
+                let answer = self.may_change(None).and_then(|()| {
+                    self.reload(Some(by))
+                        .map_err(|e| ApiError::BadRequest(e.to_string()))
+                });
                 let _ = reply.send(answer);
+            }
+            Request::HandOver(by, reply) => {
+                let _ = reply.send(self.hand_over(by).await);
+            }
+            Request::EndHandover(by, reply) => {
+                let _ = reply.send(self.end_handover(by));
             }
             Request::Config(reply) => {
                 let _ = reply.send(Ok(self.config()));

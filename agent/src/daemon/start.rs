@@ -12,6 +12,7 @@ use std::{
 use agent_common::{Control, Mode};
 use anyhow::{Context as _, Result, bail};
 use tokio::{
+    net::{TcpListener, UnixListener},
     signal::unix::{SignalKind, signal},
     task::JoinHandle,
     time::{MissedTickBehavior, interval},
@@ -24,11 +25,12 @@ use super::{
     dialer,
     journal::Journal,
     memo, memory,
-    node::{Node, Source},
+    node::{Node, Source, kernel_mode},
     pause::Pause,
     plan::{Plan, Ticks, window_calls},
     priority,
     reactor::{HEARTBEAT_MAX_AGE, Reactor},
+    takeover::Live,
     waiting::Waiting,
     watch::Watch,
 };
@@ -36,7 +38,7 @@ use crate::{
     cli::{EXIT_DONE, EXIT_FAILED, EXIT_KERNEL, EXIT_USAGE, Listen, RunArgs},
     control::{
         api::{self, ConfigAction, Event},
-        server::{Limits, bind_control, bind_http, serve_control, serve_http},
+        server::{ControlSocket, Limits, bind_control, bind_http, serve_control, serve_http},
     },
     kernel::{
         Kernel, LoadOptions,
@@ -82,11 +84,6 @@ pub fn run(args: RunArgs) -> ExitCode {
 }
 
 fn start(args: RunArgs) -> Result<()> {
-    if args.takeover {
-        bail!(Usage(
-            "--takeover is not in this version: stop the live agent first".to_owned()
-        ));
-    }
     let source = Source {
         file: args.config.clone(),
         mode: args.mode.map(|mode| match mode {
@@ -128,21 +125,20 @@ async fn serve(
     cgroups: Vec<PathBuf>,
 ) -> Result<()> {
     // Whoever is live on the socket keeps it, and its cgroups, before anything is loaded.
-    let (control, _socket) = bind_control(&args.socket, false)?;
-    let http = match args.listen {
-        Listen::None => None,
-        Listen::Address(address) => Some(bind_http(address).await?),
+    let live = match args.takeover {
+        true => Live::find(&args.socket).await?,
+        false => None,
     };
-    let listening = match &http {
-        Some(listener) => listener
-            .local_addr()
-            .context("name the listener")?
-            .to_string(),
-        None => "none".to_owned(),
+    let ends = match &live {
+        Some(live) => {
+            let (pid, version) = (live.pid, &live.version);
+            tracing::info!(pid, version, "taking over from the agent that is live");
+            None
+        }
+        None => Some(Ends::open(&args, false).await?),
     };
     let pause = Pause::restore(&args.state_dir)?;
     let state_file = memo::file::path(&args.state_dir);
-    let remembered = memo::file::read(&state_file)?;
     if let Err(error) = priority::install() {
         tracing::warn!("{error:#}");
     }
@@ -199,9 +195,21 @@ async fn serve(
         kernel.lent(),
         drains,
     )?;
+    if live.is_some() {
+        // Until the agent before has ended, these are its business.
+        waiting.plan(Arc::new(plan.without_waits()));
+    }
     kernel.set_options_lent(plan.sets_options());
     let journal = Arc::new(Journal::new(events_kept));
     let (handle, mut requests) = Handle::new(Arc::clone(&journal), Arc::clone(&table));
+    let remembered = match &live {
+        Some(live) => Some(
+            live.state()
+                .await
+                .context("ask the live agent for its state")?,
+        ),
+        None => memo::file::read(&state_file)?,
+    };
     let keeper = memo::keeper::Keeper::start(state_file)?;
     let restored = match remembered {
         Some(document) => {
@@ -224,6 +232,10 @@ async fn serve(
     for path in &cgroups {
         canary::sweep(path);
         kernel.attach(path)?;
+    }
+    if live.is_some() {
+        // From here on both refuse.
+        table.set_mode(kernel_mode(&pause, mode));
     }
     adopt::adopt(&mut kernel, &cgroups);
     let file = source.file.clone();
@@ -250,8 +262,25 @@ async fn serve(
         node.stop();
         return Err(error);
     }
+    let ends = match (ends, live) {
+        (Some(ends), _) => ends,
+        (None, live) => match take_over(live, &args).await {
+            Ok(ends) => ends,
+            Err(error) => {
+                node.stop();
+                return Err(error);
+            }
+        },
+    };
+    node.waiting.plan(Arc::clone(&node.plan));
     node.ready_at = clock::now();
 
+    let listening = ends.listening()?;
+    let Ends {
+        control,
+        socket: _socket,
+        http,
+    } = ends;
     let limits = Limits::default();
     let backend: Arc<dyn crate::control::Backend> = handle;
     tokio::spawn(serve_control(control, Arc::clone(&backend), limits));
@@ -281,7 +310,14 @@ async fn serve(
                     }
                 }
             }
-            Some(request) = requests.recv() => node.request(request).await,
+            Some(request) = requests.recv() => {
+                node.request(request).await;
+                if node.handed_over {
+                    // The answer has to get out first.
+                    tokio::time::sleep(Duration::from_millis(20)).await;
+                    break;
+                }
+            }
             _ = tick.tick() => {
                 node.tick().await;
                 watchdog(&node);
@@ -308,6 +344,55 @@ async fn serve(
     node.stop();
     tracing::info!("stopped: every option is given back, nothing stays attached");
     Ok(())
+}
+
+/// Where the agent answers.
+struct Ends {
+    control: UnixListener,
+    socket: ControlSocket,
+    http: Option<TcpListener>,
+}
+
+impl Ends {
+    async fn open(args: &RunArgs, takeover: bool) -> Result<Self> {
+        let (control, socket) = bind_control(&args.socket, takeover)?;
+        let http = http(args).await?;
+        Ok(Self {
+            control,
+            socket,
+            http,
+        })
+    }
+
+    /// The listener's address, or none.
+    fn listening(&self) -> Result<String> {
+        let address = self.http.as_ref().map(TcpListener::local_addr);
+        let address = address.transpose().context("name the listener")?;
+        Ok(address.map_or("none".to_owned(), |address| address.to_string()))
+    }
+}
+
+async fn http(args: &RunArgs) -> Result<Option<TcpListener>> {
+    Ok(match args.listen {
+        Listen::None => None,
+        Listen::Address(address) => Some(bind_http(address).await?),
+    })
+}
+
+/// Ends the agent before, which this one has joined in enforcing, and takes its places.
+async fn take_over(live: Option<Live>, args: &RunArgs) -> Result<Ends> {
+    let Some(live) = live else {
+        return Ends::open(args, false).await;
+    };
+    live.tell().await?;
+    // There is no moment without a socket. The port is free when the other one has ended.
+    let (control, socket) = bind_control(&args.socket, true)?;
+    live.ended().await;
+    Ok(Ends {
+        control,
+        socket,
+        http: http(args).await?,
+    })
 }
 
 /// Says that the agent is ready: to whoever reads stdout, to systemd, and in the events.
