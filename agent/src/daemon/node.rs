@@ -13,8 +13,6 @@ use agent_common::{
     verdict::{STATE_FORCED_CLOSED, STATE_FORCED_OPEN},
 };
 
-use rustix::process::Pid;
-
 use super::{
     backend::Handle,
     canary::Hidden,
@@ -25,6 +23,7 @@ use super::{
     pause::Pause,
     plan::{Plan, Ticks},
     reactor::{Command, Commander, Notice, Order, Reactor},
+    takeover::Heir,
     tally::{Subject, Tally},
     view,
     waiting::Waiting,
@@ -165,8 +164,8 @@ pub struct Node {
     /// Refusals that the last `rejected` event of a row had counted: by its breaker, by a limit.
     pub(super) reported: HashMap<RowId, [u64; 2]>,
     pub(super) lost: u64,
-    /// The process of an agent that is taking over.
-    pub(super) heir: Option<Pid>,
+    /// An agent that is taking over.
+    pub(super) heir: Option<Heir>,
     /// It has: this one is to end.
     pub handed_over: bool,
 }

@@ -25,7 +25,7 @@ use std::{
 use anyhow::{Context as _, Result, bail, ensure};
 use rustix::{
     event::{PollFd, PollFlags, Timespec, poll},
-    process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal, test_kill_process},
+    process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal},
 };
 
 use super::{memo::file::Document, node::Node};
@@ -121,7 +121,7 @@ impl Live {
         for (what, patience) in [("ends by itself", END), ("is killed", PATIENCE)] {
             let deadline = Instant::now() + patience;
             while Instant::now() < deadline {
-                if self.has_ended() {
+                if has_ended(&self.process) {
                     return;
                 }
                 tokio::time::sleep(LOOK).await;
@@ -132,15 +132,6 @@ impl Live {
             );
             let _ = pidfd_send_signal(&self.process, Signal::KILL);
         }
-    }
-
-    fn has_ended(&self) -> bool {
-        let mut fds = [PollFd::new(&self.process, PollFlags::IN)];
-        let at_once = Timespec {
-            tv_sec: 0,
-            tv_nsec: 0,
-        };
-        poll(&mut fds, Some(&at_once)).is_ok_and(|ready| ready > 0)
     }
 }
 
@@ -162,16 +153,40 @@ async fn ask(client: &Client) -> Result<(Handover, Document)> {
     Ok((handover, document))
 }
 
+/// The process of an agent that is taking over from this one.
+pub struct Heir {
+    pid: i32,
+    process: OwnedFd,
+}
+
+impl Heir {
+    fn of(by: Peer) -> Option<Self> {
+        let pid = by.pid?;
+        let process = pidfd_open(Pid::from_raw(pid)?, PidfdFlags::empty()).ok()?;
+        Some(Self { pid, process })
+    }
+}
+
+fn has_ended(process: &OwnedFd) -> bool {
+    let mut fds = [PollFd::new(process, PollFlags::IN)];
+    let at_once = Timespec {
+        tv_sec: 0,
+        tv_nsec: 0,
+    };
+    poll(&mut fds, Some(&at_once)).is_ok_and(|ready| ready > 0)
+}
+
 impl Node {
     /// Begins to hand over, or goes on with it: the state as it is now.
     pub(super) async fn hand_over(&mut self, by: Peer) -> Result<Handover, ApiError> {
         self.may_change(Some(by))?;
-        let heir = by.pid.and_then(Pid::from_raw).ok_or_else(|| {
-            ApiError::BadRequest(
-                "who takes over must live in this agent's process namespace".to_owned(),
-            )
-        })?;
-        if self.heir.replace(heir).is_none() {
+        if self.heir.is_none() {
+            let heir = Heir::of(by).ok_or_else(|| {
+                ApiError::BadRequest(
+                    "who takes over must live in this agent's process namespace".to_owned(),
+                )
+            })?;
+            self.heir = Some(heir);
             tracing::info!(%by, "another agent begins to take over");
         }
         let document = self
@@ -188,7 +203,11 @@ impl Node {
 
     /// Ends, for another agent is in charge by now.
     pub(super) fn end_handover(&mut self, by: Peer) -> Result<(), ApiError> {
-        if self.heir.is_none() || self.heir != by.pid.and_then(Pid::from_raw) {
+        if self
+            .heir
+            .as_ref()
+            .is_none_or(|heir| Some(heir.pid) != by.pid)
+        {
             return Err(ApiError::Conflict(
                 "no takeover by this process has begun".to_owned(),
             ));
@@ -200,19 +219,20 @@ impl Node {
 
     /// Nothing is changed while another agent takes over.
     pub(super) fn may_change(&mut self, by: Option<Peer>) -> Result<(), ApiError> {
-        let Some(heir) = self.heir else { return Ok(()) };
-        let asks = by.and_then(|by| by.pid).and_then(Pid::from_raw);
-        if asks == Some(heir) {
+        let Some(heir) = &self.heir else {
             return Ok(());
-        }
-        if test_kill_process(heir).is_err() {
+        };
+        if has_ended(&heir.process) {
             tracing::warn!("the agent that was taking over has ended; this one stays in charge");
             self.heir = None;
             return Ok(());
         }
+        if by.and_then(|by| by.pid) == Some(heir.pid) {
+            return Ok(());
+        }
         Err(ApiError::Conflict(format!(
             "another agent (pid {}) is taking over; ask again in a moment",
-            heir.as_raw_nonzero()
+            heir.pid
         )))
     }
 }
