@@ -45,8 +45,12 @@ impl Tally {
     }
 }
 
+/// Calls that came before are not counted: rules that begin without a past have one by then.
+const COUNTED_FROM: Time = 30 * SEC;
+
 /// A call that was sent.
 struct Sent<T> {
+    counts: bool,
     endpoint: usize,
     ticket: T,
     fate: Fate,
@@ -164,7 +168,7 @@ impl<R: Rule> Run<'_, R> {
             }
         } else if let Some(sent) = self.under_way[index].take() {
             self.free.push(index);
-            self.tally.doomed += u64::from(!sent.fate.is_good());
+            self.tally.doomed += u64::from(sent.counts && !sent.fate.is_good());
             self.rule.ended(sent.endpoint, sent.ticket, &sent.fate, at);
         }
     }
@@ -178,14 +182,16 @@ impl<R: Rule> Run<'_, R> {
         luck: Luck,
         draw: u64,
     ) -> bool {
-        self.tally.calls += 1;
+        let counts = now >= COUNTED_FROM;
+        self.tally.calls += u64::from(counts);
         let Some(ticket) = self.rule.admit(endpoint, now, draw) else {
-            let fate = world.send(endpoint, now, luck, false);
-            self.tally.wrong += u64::from(fate.is_good());
+            let fate = world.call(endpoint, now, luck, false);
+            self.tally.wrong += u64::from(counts && fate.is_good());
             return false;
         };
-        let fate = world.send(endpoint, now, luck, true);
+        let fate = world.call(endpoint, now, luck, true);
         let sent = Some(Sent {
+            counts,
             endpoint,
             ticket,
             fate,

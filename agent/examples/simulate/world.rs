@@ -103,8 +103,36 @@ pub struct World {
     patience: Time,
     /// Calls a second that come to each endpoint.
     load: u64,
-    /// Of endpoints with little capacity: what is left of it, in calls * 100 * [`SEC`], and since when.
-    tokens: Vec<(u128, Time)>,
+    /// Of endpoints with little capacity: what the calls that were sent have left of it,
+    left: Vec<Bucket>,
+    /// and what those would have that were refused, beside them.
+    left_beside: Vec<Bucket>,
+}
+
+/// Capacity that is left, in calls * 100 * [`SEC`].
+#[derive(Clone, Copy, Default)]
+struct Bucket {
+    tokens: u128,
+    since: Time,
+}
+
+/// A call in a [`Bucket`].
+const CALL: u128 = 100 * SEC as u128;
+
+impl Bucket {
+    /// Fills up at that rate; whether there is capacity for a call.
+    fn fill(&mut self, rate: u128, now: Time) -> bool {
+        // As much as comes in a second may come at once, and one call in any case.
+        let most = (rate * u128::from(SEC)).max(CALL);
+        let passed = now.saturating_sub(self.since);
+        self.tokens = (self.tokens + rate * u128::from(passed)).min(most);
+        self.since = now.max(self.since);
+        self.tokens >= CALL
+    }
+
+    fn take(&mut self) {
+        self.tokens = self.tokens.saturating_sub(CALL);
+    }
 }
 
 /// The luck of a call.
@@ -145,17 +173,19 @@ impl World {
             phases,
             patience,
             load,
-            tokens: vec![(0, 0); endpoints],
+            left: vec![Bucket::default(); endpoints],
+            left_beside: vec![Bucket::default(); endpoints],
         }
     }
 
-    /// What becomes of a call that is sent now. `counts`: it is sent in truth, and uses up capacity.
-    pub fn send(&mut self, endpoint: usize, at: Time, luck: Luck, counts: bool) -> Fate {
+    /// What becomes of a call that comes now; of one that was not `sent`, what would have become. Where
+    /// capacity is limited, all of those together would have had what was left of it, and no more.
+    pub fn call(&mut self, endpoint: usize, at: Time, luck: Luck, sent: bool) -> Fate {
         let connected = match self.connect(endpoint, at, luck.connect) {
             Ok(connected) => connected,
             Err(fate) => return fate,
         };
-        let (end, how) = self.request(endpoint, connected, luck, counts);
+        let (end, how) = self.request(endpoint, connected, luck, sent);
         // Whoever waits for longer than he waits has given up.
         let patience = connected + self.patience;
         let (end, how) = if end > patience {
@@ -204,7 +234,7 @@ impl World {
     }
 
     /// When a request ends that is sent now, and how.
-    fn request(&mut self, endpoint: usize, at: Time, luck: Luck, counts: bool) -> (Time, How) {
+    fn request(&mut self, endpoint: usize, at: Time, luck: Luck, sent: bool) -> (Time, How) {
         let usual = at + SERVICE.0 + SERVICE.1 * luck.latency / 1000;
         let (health, phase) = self.health(endpoint, at);
         let now = |from: u64, to: u64| phase.map_or(from, |phase| between(from, to, phase, at));
@@ -217,7 +247,7 @@ impl World {
             Health::Slow(latency) => (at + latency, How::Answered),
             Health::Capacity(from, to) => {
                 let percent = now(from, to);
-                if self.take(endpoint, at, percent, counts) {
+                if self.take(endpoint, at, percent, sent) {
                     (usual, How::Answered)
                 } else {
                     (at + OVERLOADED_AFTER, How::Error)
@@ -228,17 +258,19 @@ impl World {
     }
 
     /// Whether there is capacity for one more; takes it.
-    fn take(&mut self, endpoint: usize, at: Time, percent: u64, counts: bool) -> bool {
-        let whole = u128::from(100 * SEC);
-        let (tokens, since) = self.tokens[endpoint];
+    fn take(&mut self, endpoint: usize, at: Time, percent: u64, sent: bool) -> bool {
         let rate = u128::from(self.load * percent);
-        // As much as comes in a second may come at once, and one call in any case.
-        let most = (rate * u128::from(SEC)).max(whole);
-        let tokens = (tokens + rate * u128::from(at.saturating_sub(since))).min(most);
-        let enough = tokens >= whole;
-        let left = tokens - if enough && counts { whole } else { 0 };
-        self.tokens[endpoint] = (left, at.max(since));
-        enough
+        let enough = self.left[endpoint].fill(rate, at);
+        let enough_beside = self.left_beside[endpoint].fill(rate, at);
+        match sent {
+            true if enough => {
+                self.left[endpoint].take();
+                self.left_beside[endpoint].take();
+            }
+            false if enough_beside => self.left_beside[endpoint].take(),
+            _ => {}
+        }
+        if sent { enough } else { enough_beside }
     }
 
     fn health(&self, endpoint: usize, at: Time) -> (Health, Option<Phase>) {
@@ -278,7 +310,7 @@ mod tests {
     }
 
     fn fate(health: Health, at: Time) -> Fate {
-        world(health).send(0, at, LUCK, true)
+        world(health).call(0, at, LUCK, true)
     }
 
     #[test]
@@ -323,7 +355,7 @@ mod tests {
         }
         assert!(
             world(Health::Refused(100))
-                .send(1, 15 * SEC, LUCK, true)
+                .call(1, 15 * SEC, LUCK, true)
                 .is_good()
         );
     }
@@ -354,13 +386,19 @@ mod tests {
     fn capacity_is_used_up_by_what_is_sent() {
         // 20 % of 10 calls a second: two a second, and as many at once.
         let mut world = world(Health::Capacity(20, 20));
-        let mut good = |counts| {
-            let calls = (0..1000).map(|n| 10 * SEC + n * 10 * MS);
+        let mut good = |from: Time, sent| {
+            let calls = (0..500).map(|n| from + n * 10 * MS);
             calls
-                .filter(|at| world.send(0, *at, LUCK, counts).is_good())
+                .filter(|at| world.call(0, *at, LUCK, sent).is_good())
                 .count()
         };
-        assert!((20..=22).contains(&good(true)));
-        assert!(good(false) > 900, "what is not sent uses nothing up");
+        assert!((11..=12).contains(&good(10 * SEC, true)));
+        // Those that are not sent take nothing from others, but from one another.
+        let refused = good(15 * SEC, false);
+        assert!((10..=12).contains(&refused), "{refused}");
+        assert!(
+            good(19 * SEC, true) >= 2,
+            "what is not sent uses nothing up"
+        );
     }
 }

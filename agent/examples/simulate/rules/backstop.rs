@@ -30,6 +30,8 @@ const NEWS: Time = 50_000;
 const LOOK: Time = SEC;
 /// Exchanges that have waited for less do not make their row worth a look.
 const YOUNG: Time = 500 * MS;
+/// The kernel tells of refusals at most this often for each row.
+const REFUSED_EVERY: Time = SEC;
 /// While connects fail, the agent counts the destinations with traffic this often.
 const TRAFFIC: Time = 500 * MS;
 /// It goes on for so long after a failure.
@@ -67,6 +69,8 @@ struct Row {
     probe_limit: u32,
     rings: [Ring; 2],
     last_connect: Time,
+    refused: u64,
+    refused_told: Option<Time>,
     requests: u64,
     responses: u64,
     slow_responses: u64,
@@ -84,6 +88,7 @@ enum News {
     /// Whether it succeeded.
     ProbeEnded(usize, u32, bool),
     DialEnded(usize, bool),
+    Refused(usize),
 }
 
 type WindowIndex = usize;
@@ -133,6 +138,8 @@ impl Backstop {
             probe_limit: 1,
             rings: [ring(), ring()],
             last_connect: 0,
+            refused: 0,
+            refused_told: None,
             requests: 0,
             responses: 0,
             slow_responses: 0,
@@ -224,6 +231,11 @@ impl Backstop {
                     window: &ring.window,
                 };
                 (endpoint, event)
+            }
+            News::Refused(endpoint) => {
+                let row = id(endpoint);
+                let refused = self.rows[endpoint].refused;
+                (endpoint, Event::Refused { row, refused })
             }
             News::ProbeStarted(endpoint, generation) => {
                 let row = id(endpoint);
@@ -371,6 +383,11 @@ impl Rule for Backstop {
             _ => true,
         };
         if !passes {
+            row.refused += 1;
+            if row.refused_told.is_none_or(|at| now - at >= REFUSED_EVERY) {
+                row.refused_told = Some(now);
+                self.tell(now + NEWS, News::Refused(endpoint));
+            }
             return None;
         }
         let generation = verdict.generation;
