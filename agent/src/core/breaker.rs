@@ -165,13 +165,15 @@ pub(super) struct Breaker {
     /// Closed: when it was closed, or the cooldown was halved last. It is halved again when it has
     /// passed once more.
     healthy_since: Nanos,
-    /// HalfOpen: successes in a row.
+    /// HalfOpen: successes in a row. Open: refusals (their low half) when the last trial began, or when
+    /// the first was heard of ([`Breaker::counts_refusals`]): one word for both, since there are many
+    /// breakers.
     successes: u32,
     /// HalfOpen: slots of this round whose probes succeeded. Open: 1 while a trial may pass or is under
     /// way.
     used: u32,
-    /// Open: refusals (their low half) when the last trial began, or when the first was heard of.
-    refused: Option<u32>,
+    /// Open: whether a refusal was heard of.
+    counts_refusals: bool,
     /// Open on exchanges: whether the server is there.
     server: Server,
     /// HalfOpen: whether a redial led here, not the cooldown.
@@ -219,7 +221,7 @@ impl Breaker {
             healthy_since: Nanos::ZERO,
             successes: 0,
             used: 0,
-            refused: None,
+            counts_refusals: false,
             server: Server::Unknown,
             by_redial: false,
             bypassed: false,
@@ -558,10 +560,11 @@ impl Breaker {
             return;
         }
         let refused = refused as u32;
-        let Some(before) = self.refused else {
-            self.refused = Some(refused);
+        if !self.counts_refusals {
+            self.counts_refusals = true;
+            self.successes = refused;
             return;
-        };
+        }
         let passed = step.now - self.round_since;
         let wait = if self.tries() {
             // Its end was not heard of.
@@ -569,8 +572,8 @@ impl Breaker {
         } else {
             base_interval(step.now - self.outage_since)
         };
-        if refused.wrapping_sub(before) >= REFUSED_PER_TRIAL && passed >= wait {
-            self.refused = Some(refused);
+        if refused.wrapping_sub(self.successes) >= REFUSED_PER_TRIAL && passed >= wait {
+            self.successes = refused;
             self.round_since = step.now;
             self.used = 1;
             self.set_verdict(step);
@@ -672,7 +675,7 @@ impl Breaker {
         self.until = step.now + cooldown;
         self.successes = 0;
         self.used = 0;
-        self.refused = None;
+        self.counts_refusals = false;
         self.server = Server::Unknown;
         self.round_since = step.now;
         self.enter(State::Open, reason, step);
