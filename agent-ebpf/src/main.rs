@@ -20,6 +20,7 @@ mod exchange;
 mod follow;
 mod keepalive;
 mod kernel;
+mod limits;
 mod maps;
 mod opaque;
 mod outcome;
