@@ -30,8 +30,8 @@ use tokio::sync::{mpsc, oneshot};
 use super::{canary::Hidden, dialer::Dial, plan::Plan, priority, view::Views};
 use crate::{
     core::{
-        Action, Correlated, DialTarget, Engine, Event, Nanos, ProbeOutcome, Reason, RowId, Saved,
-        State, WindowKind,
+        Action, Correlated, DialTarget, Engine, Event, Full, GroupId, Nanos, ProbeOutcome, Reason,
+        RowId, Saved, State, WindowKind,
     },
     kernel::{Table, clock, events},
     metrics::Reaction,
@@ -54,6 +54,8 @@ pub enum Command {
     Plan(Arc<Plan>),
     /// A row has got other settings.
     Reconfigure(RowId),
+    /// A row is one of the endpoints of these names, and of no others.
+    Groups(RowId, Vec<GroupId>),
     /// An operator's order for these rows.
     Manual(Vec<RowId>, Order),
     /// Every breaker in memory; all others are closed.
@@ -93,6 +95,8 @@ pub enum Notice {
     Kernel(KernelEvent),
     /// Failures of many destinations at once have begun, or are over.
     Correlated(Correlated),
+    /// A breaker stays closed, or was closed, for the sake of the other endpoints of its name.
+    Bypassed(RowId, Reason, Full),
     /// A breaker changed state.
     Transition {
         /// The row.
@@ -469,6 +473,9 @@ impl Worker {
                         at,
                     });
                 }
+                Action::Bypassed { row, reason, group } => {
+                    self.notify(Notice::Bypassed(row, reason, group));
+                }
                 Action::Correlated(change) => self.notify(Notice::Correlated(change)),
                 Action::Dial { target } => self.dial(target),
             }
@@ -555,6 +562,10 @@ impl Worker {
                     if self.engine.contains(row) {
                         self.reconfigure(row);
                     }
+                }
+                Command::Groups(row, groups) => {
+                    let groups = &groups;
+                    self.handle(Event::Groups { row, groups });
                 }
                 Command::Manual(rows, order) => {
                     for row in rows {

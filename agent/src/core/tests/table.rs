@@ -29,6 +29,7 @@ enum Kind {
     Trip,
     HoldClosed,
     Reset,
+    Named,
     Forget,
     DeadlineEarly,
     DeadlineDue,
@@ -65,12 +66,13 @@ fn kinds_of(event: &Event<'_>) -> &'static [Kind] {
         Event::Trip { .. } => &[Trip],
         Event::HoldClosed { .. } => &[HoldClosed],
         Event::Reset { .. } => &[Reset],
+        Event::Groups { .. } => &[Named],
         Event::Forget { .. } => &[Forget],
         Event::Deadline => &[DeadlineEarly, DeadlineDue],
     }
 }
 
-const KINDS: [Kind; 25] = [
+const KINDS: [Kind; 26] = [
     ConfiguredAgain,
     ConfiguredOff,
     CallsHealthy,
@@ -93,6 +95,7 @@ const KINDS: [Kind; 25] = [
     Trip,
     HoldClosed,
     Reset,
+    Named,
     Forget,
     DeadlineEarly,
     DeadlineDue,
@@ -145,6 +148,7 @@ fn next(kind: Kind) -> [Option<State>; State::ALL.len()] {
         Trip             => [FO,    FO,   FO,   FO,   FO],
         HoldClosed       => [FC,    FC,   FC,   FC,   FC],
         Reset            => [C,     C,    C,    C,    C],
+        Named            => [C,     O,    H,    FO,   FC],
         Forget           => [GONE,  GONE, GONE, GONE, GONE],
         DeadlineEarly    => [C,     O,    H,    FO,   FC],
         DeadlineDue      => [GONE,  H,    H,    C,    C],
@@ -229,6 +233,10 @@ fn send(one: &mut One, kind: Kind) {
             row: ROW,
             last_seqs,
         },
+        Named => Event::Groups {
+            row: ROW,
+            groups: &[1],
+        },
         Forget => Event::Forget { row: ROW },
         DeadlineEarly => Event::Deadline,
         DeadlineDue => {
@@ -294,6 +302,7 @@ fn meets(mut one: One, kind: Kind, expected: Option<State>) {
                 at = to;
             }
             Action::Dial { .. } => assert!(kind == DeadlineDue && on_connects),
+            Action::Bypassed { .. } => panic!("one row is no group"),
             Action::Correlated(_) => panic!("one destination is not many"),
         }
     }
