@@ -278,7 +278,8 @@ impl Node {
                 names.push(name.as_str().into());
             }
         }
-        if self.naming.resolver.look_up(names) {
+        if !names.is_empty() || !self.naming.resolver.names().is_empty() {
+            self.naming.resolver.look_up(names);
             let names: Vec<Arc<str>> = self.naming.resolver.names().to_vec();
             let changes = self.naming.hosts.keep_own(&names);
             self.renamed(changes);

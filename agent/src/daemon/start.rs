@@ -254,7 +254,10 @@ async fn serve(
         restored,
         naming,
     );
-    node.look_up_names();
+    if !node.standing.is_empty() {
+        // Those of an operator's order that came back.
+        node.look_up_names();
+    }
     node.adopted();
     table.set_mode(node.kernel_mode());
     let proofs = prove(&node).await.context("wait for the canaries")?;

@@ -55,7 +55,7 @@ impl Resolver {
         Ok((resolver, results))
     }
 
-    /// These names from now on, at once and then again and again. Whether anything changes by it.
+    /// These names from now on, at once and then again and again. Whether they are others than before.
     pub fn look_up(&mut self, mut names: Vec<Arc<str>>) -> bool {
         if names.len() > MOST_NAMES {
             tracing::warn!(
@@ -65,13 +65,11 @@ impl Resolver {
             );
             names.truncate(MOST_NAMES);
         }
-        if names == self.names {
-            return false;
-        }
+        let are_others = names != self.names;
         self.names.clone_from(&names);
         // A thread that has ended looks nothing up.
         let _ = self.orders.send(names);
-        true
+        are_others
     }
 
     /// The names that are looked up.
@@ -151,6 +149,8 @@ mod tests {
         assert_eq!(one, Found::Addresses("127.0.0.7".into(), addresses));
         assert_eq!(found.blocking_recv(), Some(Found::RoundEnded));
         assert!(!resolver.look_up(vec!["127.0.0.7".into()]));
+        assert!(matches!(found.blocking_recv(), Some(Found::Addresses(..))));
+        assert_eq!(found.blocking_recv(), Some(Found::RoundEnded));
         assert!(resolver.look_up(vec!["0.0.0.0".into()]));
         let none = found.blocking_recv().unwrap();
         assert_eq!(none, Found::Addresses("0.0.0.0".into(), Vec::new()));

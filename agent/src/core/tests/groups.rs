@@ -241,7 +241,9 @@ fn names_that_are_learned_late_close_what_is_too_much() {
     }
     assert_eq!(three.open(), [0], "who opened first stays open");
     assert_eq!(three.said().len(), 2);
-    // It needs failures of its own again, and there is no room.
+    // It needs failures of its own again (later than a quarter of a second, the resolution of a window),
+    // and there is no room.
+    three.now = three.now + secs(1);
     three.fail(1, 1);
     assert_eq!((three.open(), three.bypassed()), (vec![0], vec![2]));
     three.fail(1, 4);
