@@ -10,6 +10,7 @@
 #![no_std]
 
 pub mod adopt;
+pub mod answer;
 pub mod classify;
 pub mod control;
 pub mod event;
@@ -25,6 +26,7 @@ pub mod verdict;
 pub mod window;
 
 pub use adopt::AdoptOffsets;
+pub use answer::HeardAnswer;
 pub use control::{Control, Counters, Mode, Offsets};
 pub use event::{Event, EventKind};
 pub use key::{DestinationKey, PolicyKey};
@@ -35,7 +37,7 @@ pub use verdict::Verdict;
 pub use window::CallWindow;
 
 /// Version of everything in this crate; raised with any change of layout or meaning.
-pub const ABI_VERSION: u32 = 3;
+pub const ABI_VERSION: u32 = 4;
 
 /// Nanoseconds in a millisecond.
 pub const NANOS_PER_MS: u64 = 1_000_000;

@@ -88,10 +88,14 @@ impl Node {
         let hosts = &self.naming.hosts;
         let (name, port) = match wanted {
             DestinationArg::Address(address) => {
-                // What a row's namespace knows of it goes before what holds everywhere.
+                // The names that a row's namespace knows; without a row, some namespace that has heard any.
+                let addr = address.addr_bytes();
                 let row = self.meant(wanted).into_iter().next();
-                let netns = row.map_or(EVERYWHERE, |(_, row)| row.key.netns_cookie);
-                return Ok((*address, hosts.of(netns, &address.addr_bytes())));
+                let netns = row
+                    .map(|(_, row)| row.key.netns_cookie)
+                    .or_else(|| hosts.namespace_of(&addr))
+                    .unwrap_or(EVERYWHERE);
+                return Ok((*address, hosts.of(netns, &addr)));
             }
             DestinationArg::Name { name, port } => (name, *port),
         };

@@ -24,7 +24,12 @@ use super::{
 use crate::{
     control::api::{Event, SafetyAction},
     core::{Full, GroupId, Nanos, Reason, ReasonKind, RowId},
-    hosts::{Change, HostNames, Place, resolver::Found, resolver::Resolver, table::EVERYWHERE},
+    hosts::{
+        Change, HostNames, Place,
+        listener::Heard,
+        resolver::{Found, Resolver},
+        table::EVERYWHERE,
+    },
     kernel::{Kernel, clock},
     policy::{Destination, DestinationArg, KnownName, MAX_KERNEL_ENTRIES},
 };
@@ -181,12 +186,19 @@ impl Node {
         }
     }
 
+    /// A program was told something about a name.
+    pub fn heard(&mut self, heard: &Heard) {
+        let hosts = &mut self.naming.hosts;
+        let changes = hosts.heard(heard.netns, &heard.answer, clock::now());
+        self.renamed(changes);
+    }
+
     fn renamed(&mut self, changes: Vec<Change>) {
         self.naming.changed.extend(changes);
     }
 
     /// Names that have changed take effect, and those whose time is over go.
-    pub(super) fn follow_names(&mut self, now: Nanos) {
+    pub fn follow_names(&mut self, now: Nanos) {
         if now - self.naming.expired_at >= EXPIRE_EVERY {
             self.naming.expired_at = now;
             let changes = self.naming.hosts.expire(now);

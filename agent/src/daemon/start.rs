@@ -40,7 +40,7 @@ use crate::{
         api::{self, ConfigAction, Event},
         server::{Limits, bind_control, bind_http, serve_control, serve_http},
     },
-    hosts::{HostNames, resolver::Found, resolver::Resolver},
+    hosts::{HostNames, listener, resolver::Found, resolver::Resolver},
     kernel::{
         Kernel, LoadOptions,
         cgroup::{self, Names},
@@ -173,6 +173,10 @@ async fn serve(
     let events_kept = config.agent.events_kept as usize;
     let mode = config.mode;
     let plan = Arc::new(Plan::new(config, ticks));
+    let mut heard = match kernel.take_answers() {
+        Some(ring) => listener::start(ring)?,
+        None => bail!("the ring of DNS answers is in use"),
+    };
     let hosts = first_names(&resolver, &mut found).await;
     let named_entries = named::entries(&plan, &hosts);
     let entries = [plan.entries.as_slice(), named_entries.as_slice()].concat();
@@ -297,6 +301,17 @@ async fn serve(
                 }
             }
             Some(found) = found.recv() => node.found(found),
+            Some(said) = heard.recv() => {
+                node.heard(&said);
+                for _ in 0..64 {
+                    match heard.try_recv() {
+                        Ok(said) => node.heard(&said),
+                        Err(_) => break,
+                    }
+                }
+                // Now, not with the next tick: the connect follows at once.
+                node.follow_names(clock::now());
+            }
             Some(request) = requests.recv() => node.request(request).await,
             _ = tick.tick() => {
                 node.tick().await;

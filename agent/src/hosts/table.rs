@@ -263,6 +263,14 @@ impl HostNames {
         names
     }
 
+    /// A namespace in which names were heard for an address: the one with the lowest cookie.
+    pub fn namespace_of(&self, addr: &[u8; 16]) -> Option<u64> {
+        let places = self.addresses.iter().filter(|((netns, of), address)| {
+            of == addr && *netns != EVERYWHERE && !address.names.is_empty()
+        });
+        places.map(|((netns, _), _)| *netns).min()
+    }
+
     /// Where a name is known: addresses and namespaces, in order.
     pub fn places(&self, name: &str) -> Vec<Place> {
         let mut places: Vec<Place> = self
