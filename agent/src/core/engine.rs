@@ -39,6 +39,8 @@ pub struct Engine {
     correlation: Correlation,
     hints: Hints,
     groups: Groups,
+    /// Groups whose members' shares have changed.
+    to_be_counted: BTreeSet<GroupId>,
     rng: SplitMix64,
     /// Latest time seen: an earlier one is taken for this.
     now: Nanos,
@@ -72,6 +74,7 @@ impl Engine {
             correlation: Correlation::default(),
             hints: Hints::default(),
             groups: Groups::default(),
+            to_be_counted: BTreeSet::new(),
             rng: SplitMix64::new(seed),
             now: Nanos::ZERO,
             scratch: Vec::new(),
@@ -96,8 +99,9 @@ impl Engine {
                 }
                 if self.contains(row) {
                     self.step(row, out, |b, step| b.configure(settings, step));
-                    // Its share may be less now.
-                    self.keep_shares_of(row.index, out);
+                    // Its share may be less now. Not at once: a reload configures one row after the other,
+                    // and which of them gives way is to be decided by all of their new shares.
+                    self.to_be_counted.extend(self.groups.of(row.index));
                     return;
                 }
                 let breaker = Breaker::new(target, settings, generation, self.now);
@@ -220,7 +224,8 @@ impl Engine {
         let timer = self.timers.first().map(|&(at, _)| at);
         let redial = self.redial.next_deadline();
         let calm = self.correlation.deadline();
-        [timer, redial, calm].into_iter().flatten().min()
+        let count = (!self.to_be_counted.is_empty()).then_some(self.now);
+        [timer, redial, calm, count].into_iter().flatten().min()
     }
 
     /// Rows that have a breaker in memory, in no particular order.
@@ -445,6 +450,10 @@ impl Engine {
             let change = self.correlation.look(self.now);
             self.correlated(change, out);
         }
+        let groups: Vec<GroupId> = std::mem::take(&mut self.to_be_counted)
+            .into_iter()
+            .collect();
+        self.keep_shares(&groups, out);
         self.redial
             .run(self.now, MAX_DUE_PER_CALL, &mut self.rng, out);
     }

@@ -271,11 +271,16 @@ fn the_share_is_the_policys() {
     let mut off = Endpoints::of_one_name(2);
     for index in 0..2 {
         off.configure(index, None);
+        off.now = off.now + secs(1);
         off.fail(index, 5);
     }
     assert_eq!(off.open(), [0, 1]);
-    // Lowered while both are open.
-    off.configure(1, Some(0.0));
+    // Of all of them, one after the other: who opened last gives way.
+    for index in 0..2 {
+        off.configure(index, Some(0.0));
+    }
+    assert_eq!(off.open(), [0, 1]);
+    off.handle(Event::Deadline);
     assert_eq!(off.open(), [0]);
     assert_eq!(off.bypassed(), [1]);
 }
@@ -421,6 +426,7 @@ proptest! {
                 Op::Configure(index, share) => {
                     known.shares.insert(index, share);
                     endpoints.configure(index, share);
+                    endpoints.handle(Event::Deadline);
                 }
                 Op::Trip(index) => endpoints.trip(index),
                 Op::HoldClosed(index) => {
