@@ -19,7 +19,7 @@ use tests::{
     need,
     net::TestNet,
     server::Server,
-    skip, wait,
+    skip,
 };
 
 const DIAL: &str = env!("CARGO_BIN_EXE_dial");
