@@ -14,6 +14,7 @@ pub mod journal;
 pub mod latency;
 pub mod memo;
 pub mod memory;
+mod named;
 pub mod node;
 pub mod pause;
 pub mod plan;

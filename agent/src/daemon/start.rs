@@ -13,6 +13,7 @@ use agent_common::{Control, Mode};
 use anyhow::{Context as _, Result, bail};
 use tokio::{
     signal::unix::{SignalKind, signal},
+    sync::mpsc,
     task::JoinHandle,
     time::{MissedTickBehavior, interval},
 };
@@ -24,6 +25,7 @@ use super::{
     dialer,
     journal::Journal,
     memo, memory,
+    named::{self, Naming},
     node::{Node, Source},
     pause::Pause,
     plan::{Plan, Ticks, window_calls},
@@ -38,6 +40,7 @@ use crate::{
         api::{self, ConfigAction, Event},
         server::{Limits, bind_control, bind_http, serve_control, serve_http},
     },
+    hosts::{HostNames, listener, resolver::Found, resolver::Resolver},
     kernel::{
         Kernel, LoadOptions,
         cgroup::{self, Names},
@@ -51,6 +54,8 @@ use crate::{
 const HISTOGRAMS: u32 = 4096;
 /// How often rows, losses, pauses and calls are looked at.
 const TICK: Duration = Duration::from_millis(100);
+/// So long the start waits for names in the configuration to be looked up.
+const FIRST_NAMES: Duration = Duration::from_secs(2);
 /// How often enforcement is proven again.
 const PROVE_EVERY: Duration = Duration::from_secs(30);
 /// How often cgroups are looked for that have vanished or returned.
@@ -147,6 +152,9 @@ async fn serve(
         tracing::warn!("{error:#}");
     }
 
+    // While the programs are loaded, names are looked up.
+    let (mut resolver, mut found) = Resolver::start()?;
+    resolver.look_up(config.exact_names());
     let ticks = Ticks {
         tick_ns: clock::tick_ns(),
         syn_linear: clock::syn_repeats_are_linear(),
@@ -165,7 +173,15 @@ async fn serve(
     let events_kept = config.agent.events_kept as usize;
     let mode = config.mode;
     let plan = Arc::new(Plan::new(config, ticks));
-    kernel.set_policies(&plan.settings, &plan.entries)?;
+    let mut heard = match kernel.take_answers() {
+        Some(ring) => listener::start(ring)?,
+        None => bail!("the ring of DNS answers is in use"),
+    };
+    let hosts = first_names(&resolver, &mut found).await;
+    let named_entries = named::entries(&plan, &hosts);
+    let entries = [plan.entries.as_slice(), named_entries.as_slice()].concat();
+    kernel.set_policies(&plan.settings, &entries)?;
+    let naming = Naming::new(hosts, resolver, named_entries);
     table.write_control(Control {
         mode: Mode::OFF,
         agent_pid: std::process::id(),
@@ -211,6 +227,7 @@ async fn serve(
                 plan: &plan,
                 mount: &mount,
                 cgroups: &cgroups,
+                hosts: &naming.hosts,
                 commander: &commander,
             };
             memo::restore::restore(document, ground).await
@@ -242,7 +259,12 @@ async fn serve(
         hidden,
         keeper,
         restored,
+        naming,
     );
+    if !node.standing.is_empty() {
+        // Those of an operator's order that came back.
+        node.look_up_names();
+    }
     node.adopted();
     table.set_mode(node.kernel_mode());
     let proofs = prove(&node).await.context("wait for the canaries")?;
@@ -281,6 +303,18 @@ async fn serve(
                     }
                 }
             }
+            Some(found) = found.recv() => node.found(found),
+            Some(said) = heard.recv() => {
+                node.heard(&said);
+                for _ in 0..64 {
+                    match heard.try_recv() {
+                        Ok(said) => node.heard(&said),
+                        Err(_) => break,
+                    }
+                }
+                // Now, not with the next tick: the connect follows at once.
+                node.follow_names(clock::now());
+            }
             Some(request) = requests.recv() => node.request(request).await,
             _ = tick.tick() => {
                 node.tick().await;
@@ -308,6 +342,28 @@ async fn serve(
     node.stop();
     tracing::info!("stopped: every option is given back, nothing stays attached");
     Ok(())
+}
+
+/// What the agent's first round of look-ups finds, as far as it is in time: a resolver that does not
+/// answer must not keep the agent from starting.
+async fn first_names(resolver: &Resolver, found: &mut mpsc::Receiver<Found>) -> HostNames {
+    let mut hosts = HostNames::default();
+    if resolver.names().is_empty() {
+        return hosts;
+    }
+    let round = async {
+        while let Some(Found::Addresses(name, addresses)) = found.recv().await {
+            hosts.resolved(&name, &addresses, clock::now());
+        }
+    };
+    if tokio::time::timeout(FIRST_NAMES, round).await.is_err() {
+        tracing::warn!(
+            "not every name in the configuration could be looked up within {} s; what is said about the \
+             others holds as soon as they are",
+            FIRST_NAMES.as_secs()
+        );
+    }
+    hosts
 }
 
 /// Says that the agent is ready: to whoever reads stdout, to systemd, and in the events.
