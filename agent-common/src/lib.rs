@@ -10,6 +10,7 @@
 #![no_std]
 
 pub mod adopt;
+pub mod answer;
 pub mod classify;
 pub mod control;
 pub mod event;
@@ -26,6 +27,7 @@ pub mod verdict;
 pub mod window;
 
 pub use adopt::AdoptOffsets;
+pub use answer::HeardAnswer;
 pub use control::{Control, Counters, Mode, Offsets};
 pub use event::{Event, EventKind};
 pub use key::{DestinationKey, PolicyKey};

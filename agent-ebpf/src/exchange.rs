@@ -34,7 +34,7 @@ use aya_ebpf::{
 };
 
 use crate::{
-    atomics, begin, counted, events,
+    answers, atomics, begin, counted, events,
     opaque::hidden,
     outcome::{self, Window},
     retry_after,
@@ -85,11 +85,15 @@ pub fn sent(ctx: SkBuffContext) -> i32 {
 pub fn received(ctx: SkBuffContext) -> i32 {
     // SAFETY: the program's context.
     unsafe {
-        if let Some(segment) = segment::of(ctx.skb.skb)
-            && let Some(stamp) = stamp_of(&ctx)
-            && (*stamp).phase == PHASE_OPEN
-        {
-            back(&ctx, stamp, segment);
+        let mut answer = 0;
+        if let Some(segment) = segment::or_answer::<true>(ctx.skb.skb, &mut answer) {
+            if let Some(stamp) = stamp_of(&ctx)
+                && (*stamp).phase == PHASE_OPEN
+            {
+                back(&ctx, stamp, segment);
+            }
+        } else if answer != 0 {
+            answers::heard(ctx.skb.skb, answer);
         }
     }
     PASS

@@ -11,6 +11,7 @@
 )]
 
 mod adopt;
+mod answers;
 mod atomics;
 mod begin;
 mod connect;

@@ -5,7 +5,7 @@
 //! kernel/bpf/arraymap.c): both sides see a store at once, without a system call.
 
 use agent_common::{
-    Control, Counters, DestinationKey, Lent, LentKey, PolicyKey, Row, Settings, Stamp,
+    Control, Counters, DestinationKey, HeardAnswer, Lent, LentKey, PolicyKey, Row, Settings, Stamp,
     histogram::Histogram,
     key::ManualKey,
     lent::LENT_MOST,
@@ -94,6 +94,19 @@ pub const RECENT_SLOTS: u32 = 4096;
 /// Failures and state changes for the agent. `ring_bytes`.
 #[map]
 pub static EVENTS: RingBuf = RingBuf::with_byte_size(1 << 20, 0);
+
+/// DNS answers for the agent, in a ring of their own so that they push out no event. Room for some
+/// hundred; what finds none is left out.
+#[map]
+pub static ANSWERS: RingBuf = RingBuf::with_byte_size(ANSWERS_BYTES, 0);
+
+/// Size of [`ANSWERS`]; a power of two and a multiple of the page size.
+const ANSWERS_BYTES: u32 = 1 << 17;
+const _: () = assert!(ANSWERS_BYTES as usize > 64 * size_of::<HeardAnswer>());
+
+/// How many answers were handed up in the current second: the second, and the count.
+#[map]
+pub static ANSWERS_HEARD: Array<u64> = Array::with_max_entries(1, 0);
 
 /// Stamps of connections, by the socket's cookie. Written by the kernel. Mapped, 168 bytes an entry.
 #[map]

@@ -10,7 +10,9 @@ use agent_common::{
 
 use crate::{
     core::{BreakerSettings, HungRule, Nanos, WaitLimits},
-    policy::{Config, Destination, Hung, Limits, OnOpen, Policy, ReadAction, StatusPattern},
+    policy::{
+        Config, Destination, Hung, KnownName, Limits, OnOpen, Policy, ReadAction, StatusPattern,
+    },
 };
 
 /// How long a probe may take beyond the connect timeout before its slot is taken back.
@@ -86,9 +88,14 @@ impl Plan {
         }
     }
 
-    /// What holds for a destination when this workload calls it.
-    pub fn settings_for(&self, destination: &Destination, workload: &str) -> Settings {
-        let resolution = self.config.resolve(destination, Some(workload), None);
+    /// What holds for a destination that is known by these names when this workload calls it.
+    pub fn settings_for(
+        &self,
+        destination: &Destination,
+        workload: &str,
+        names: &[KnownName],
+    ) -> Settings {
+        let resolution = self.config.resolve(destination, Some(workload), names);
         let mut settings = self.settings[resolution.policy];
         if resolution.protected {
             settings.flags |= ROW_PROTECTED;
@@ -225,6 +232,7 @@ fn breaker_settings(policy: &Policy, ticks: Ticks) -> BreakerSettings {
         redial: breaker.redial,
         probes: breaker.probes,
         successes_to_close: breaker.successes_to_close,
+        max_open_share: breaker.max_open_share,
         probe_lease: Nanos(
             nanos(policy.timeouts.connect)
                 .0

@@ -32,8 +32,8 @@ use super::{
 };
 use crate::{
     core::{
-        Action, Correlated, DialTarget, Engine, Event, Nanos, ProbeOutcome, Reason, RowId, Saved,
-        State, WindowKind,
+        Action, Correlated, DialTarget, Engine, Event, Full, GroupId, Nanos, ProbeOutcome, Reason,
+        RowId, Saved, State, WindowKind,
     },
     kernel::{Table, clock, events},
     metrics::Reaction,
@@ -57,6 +57,8 @@ pub enum Command {
     Plan(Arc<Plan>),
     /// A row has got other settings.
     Reconfigure(RowId),
+    /// A row is one of the endpoints of these names, and of no others.
+    Groups(RowId, Vec<GroupId>),
     /// An operator's order for these rows.
     Manual(Vec<RowId>, Order),
     /// Every breaker in memory; all others are closed.
@@ -107,6 +109,8 @@ pub enum Notice {
     Correlated(Correlated),
     /// Connections of an open breaker were ended: the row, what its policy says, how many.
     Drained(RowId, OnOpen, u64),
+    /// A breaker stays closed, or was closed, for the sake of the other endpoints of its name.
+    Bypassed(RowId, Reason, Full),
     /// A breaker changed state.
     Transition {
         /// The row.
@@ -370,7 +374,14 @@ impl Worker {
                 }
                 self.notify(Notice::Kernel(*event));
             }
-            EventKind::REJECTED => self.notify(Notice::Kernel(*event)),
+            EventKind::REJECTED => {
+                if self.known(row)
+                    && let Some(refused) = self.table.refused(row)
+                {
+                    self.handle(Event::Refused { row, refused });
+                }
+                self.notify(Notice::Kernel(*event));
+            }
             _ => {}
         }
     }
@@ -489,6 +500,9 @@ impl Worker {
                         at,
                     });
                 }
+                Action::Bypassed { row, reason, group } => {
+                    self.notify(Notice::Bypassed(row, reason, group));
+                }
                 Action::Correlated(change) => self.notify(Notice::Correlated(change)),
                 Action::Dial { target } => self.dial(target),
             }
@@ -584,6 +598,10 @@ impl Worker {
                     if self.engine.contains(row) {
                         self.reconfigure(row);
                     }
+                }
+                Command::Groups(row, groups) => {
+                    let groups = &groups;
+                    self.handle(Event::Groups { row, groups });
                 }
                 Command::Manual(rows, order) => {
                     for row in rows {

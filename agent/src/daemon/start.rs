@@ -12,8 +12,8 @@ use std::{
 use agent_common::{Control, Mode};
 use anyhow::{Context as _, Result, bail};
 use tokio::{
-    net::{TcpListener, UnixListener},
     signal::unix::{SignalKind, signal},
+    sync::mpsc,
     task::JoinHandle,
     time::{MissedTickBehavior, interval},
 };
@@ -23,8 +23,10 @@ use super::{
     backend::Handle,
     canary::{self, Hidden, Proof},
     dialer,
+    ends::Ends,
     journal::Journal,
     memo, memory,
+    named::{self, Naming},
     node::{Node, Source, kernel_mode},
     pause::Pause,
     plan::{Plan, Ticks, window_calls},
@@ -35,11 +37,12 @@ use super::{
     watch::Watch,
 };
 use crate::{
-    cli::{EXIT_DONE, EXIT_FAILED, EXIT_KERNEL, EXIT_USAGE, Listen, RunArgs},
+    cli::{EXIT_DONE, EXIT_FAILED, EXIT_KERNEL, EXIT_USAGE, RunArgs},
     control::{
         api::{self, ConfigAction, Event},
-        server::{ControlSocket, Limits, bind_control, bind_http, serve_control, serve_http},
+        server::{Limits, serve_control, serve_http},
     },
+    hosts::{HostNames, listener, resolver::Found, resolver::Resolver},
     kernel::{
         Kernel, LoadOptions,
         cgroup::{self, Names},
@@ -53,6 +56,8 @@ use crate::{
 const HISTOGRAMS: u32 = 4096;
 /// How often rows, losses, pauses and calls are looked at.
 const TICK: Duration = Duration::from_millis(100);
+/// So long the start waits for names in the configuration to be looked up.
+const FIRST_NAMES: Duration = Duration::from_secs(2);
 /// How often enforcement is proven again.
 const PROVE_EVERY: Duration = Duration::from_secs(30);
 /// How often cgroups are looked for that have vanished or returned.
@@ -135,7 +140,7 @@ async fn serve(
             tracing::info!(pid, version, "taking over from the agent that is live");
             None
         }
-        None => Some(Ends::open(&args, false).await?),
+        None => Some(Ends::open(&args).await?),
     };
     let pause = Pause::restore(&args.state_dir)?;
     let state_file = memo::file::path(&args.state_dir);
@@ -143,6 +148,9 @@ async fn serve(
         tracing::warn!("{error:#}");
     }
 
+    // While the programs are loaded, names are looked up.
+    let (mut resolver, mut found) = Resolver::start()?;
+    resolver.look_up(config.exact_names());
     let ticks = Ticks {
         tick_ns: clock::tick_ns(),
         syn_linear: clock::syn_repeats_are_linear(),
@@ -161,7 +169,15 @@ async fn serve(
     let events_kept = config.agent.events_kept as usize;
     let mode = config.mode;
     let plan = Arc::new(Plan::new(config, ticks));
-    kernel.set_policies(&plan.settings, &plan.entries)?;
+    let mut heard = match kernel.take_answers() {
+        Some(ring) => listener::start(ring)?,
+        None => bail!("the ring of DNS answers is in use"),
+    };
+    let hosts = first_names(&resolver, &mut found).await;
+    let named_entries = named::entries(&plan, &hosts);
+    let entries = [plan.entries.as_slice(), named_entries.as_slice()].concat();
+    kernel.set_policies(&plan.settings, &entries)?;
+    let naming = Naming::new(hosts, resolver, named_entries);
     table.write_control(Control {
         mode: Mode::OFF,
         agent_pid: std::process::id(),
@@ -219,6 +235,7 @@ async fn serve(
                 plan: &plan,
                 mount: &mount,
                 cgroups: &cgroups,
+                hosts: &naming.hosts,
                 commander: &commander,
             };
             memo::restore::restore(document, ground).await
@@ -254,7 +271,12 @@ async fn serve(
         hidden,
         keeper,
         restored,
+        naming,
     );
+    if !node.standing.is_empty() {
+        // Those of an operator's order that came back.
+        node.look_up_names();
+    }
     node.adopted();
     table.set_mode(node.kernel_mode());
     let proofs = prove(&node).await.context("wait for the canaries")?;
@@ -263,14 +285,16 @@ async fn serve(
         return Err(error);
     }
     let ends = match (ends, live) {
-        (Some(ends), _) => ends,
-        (None, live) => match take_over(live, &args).await {
-            Ok(ends) => ends,
-            Err(error) => {
-                node.stop();
-                return Err(error);
-            }
-        },
+        (Some(ends), _) => Ok(ends),
+        (None, Some(live)) => Ends::take_over(&live, &args).await,
+        (None, None) => Ends::open(&args).await,
+    };
+    let ends = match ends {
+        Ok(ends) => ends,
+        Err(error) => {
+            node.stop();
+            return Err(error);
+        }
     };
     node.waiting.plan(Arc::clone(&node.plan));
     node.ready_at = clock::now();
@@ -310,6 +334,18 @@ async fn serve(
                     }
                 }
             }
+            Some(found) = found.recv() => node.found(found),
+            Some(said) = heard.recv() => {
+                node.heard(&said);
+                for _ in 0..64 {
+                    match heard.try_recv() {
+                        Ok(said) => node.heard(&said),
+                        Err(_) => break,
+                    }
+                }
+                // Now, not with the next tick: the connect follows at once.
+                node.follow_names(clock::now());
+            }
             Some(request) = requests.recv() => {
                 node.request(request).await;
                 if node.handed_over {
@@ -346,53 +382,26 @@ async fn serve(
     Ok(())
 }
 
-/// Where the agent answers.
-struct Ends {
-    control: UnixListener,
-    socket: ControlSocket,
-    http: Option<TcpListener>,
-}
-
-impl Ends {
-    async fn open(args: &RunArgs, takeover: bool) -> Result<Self> {
-        let (control, socket) = bind_control(&args.socket, takeover)?;
-        let http = http(args).await?;
-        Ok(Self {
-            control,
-            socket,
-            http,
-        })
+/// What the agent's first round of look-ups finds, as far as it is in time: a resolver that does not
+/// answer must not keep the agent from starting.
+async fn first_names(resolver: &Resolver, found: &mut mpsc::Receiver<Found>) -> HostNames {
+    let mut hosts = HostNames::default();
+    if resolver.names().is_empty() {
+        return hosts;
     }
-
-    /// The listener's address, or none.
-    fn listening(&self) -> Result<String> {
-        let address = self.http.as_ref().map(TcpListener::local_addr);
-        let address = address.transpose().context("name the listener")?;
-        Ok(address.map_or("none".to_owned(), |address| address.to_string()))
-    }
-}
-
-async fn http(args: &RunArgs) -> Result<Option<TcpListener>> {
-    Ok(match args.listen {
-        Listen::None => None,
-        Listen::Address(address) => Some(bind_http(address).await?),
-    })
-}
-
-/// Ends the agent before, which this one has joined in enforcing, and takes its places.
-async fn take_over(live: Option<Live>, args: &RunArgs) -> Result<Ends> {
-    let Some(live) = live else {
-        return Ends::open(args, false).await;
+    let round = async {
+        while let Some(Found::Addresses(name, addresses)) = found.recv().await {
+            hosts.resolved(&name, &addresses, clock::now());
+        }
     };
-    live.tell().await?;
-    // There is no moment without a socket. The port is free when the other one has ended.
-    let (control, socket) = bind_control(&args.socket, true)?;
-    live.ended().await;
-    Ok(Ends {
-        control,
-        socket,
-        http: http(args).await?,
-    })
+    if tokio::time::timeout(FIRST_NAMES, round).await.is_err() {
+        tracing::warn!(
+            "not every name in the configuration could be looked up within {} s; what is said about the \
+             others holds as soon as they are",
+            FIRST_NAMES.as_secs()
+        );
+    }
+    hosts
 }
 
 /// Says that the agent is ready: to whoever reads stdout, to systemd, and in the events.

@@ -71,6 +71,9 @@ pub enum Event {
     /// A breaker changed state.
     Breaker {
         destination: String,
+        /// A name of it, if one is known.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        name: Option<String>,
         workload: String,
         netns: Option<u64>,
         from: State,

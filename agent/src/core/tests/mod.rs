@@ -3,6 +3,7 @@
 mod correlated;
 mod ends;
 mod evaluate;
+mod groups;
 mod hints;
 mod hung;
 mod misleading;
@@ -16,6 +17,7 @@ mod rules;
 mod saved;
 mod simulation;
 mod table;
+mod trials;
 mod waits;
 mod windows;
 

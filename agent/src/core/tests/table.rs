@@ -26,9 +26,12 @@ enum Kind {
     DialAnsweredAfterMisleading,
     DialAnsweredMuchLater,
     DialFailed,
+    Refused,
+    RefusedOften,
     Trip,
     HoldClosed,
     Reset,
+    Named,
     Forget,
     DeadlineEarly,
     DeadlineDue,
@@ -62,15 +65,17 @@ fn kinds_of(event: &Event<'_>) -> &'static [Kind] {
             DialAnsweredMuchLater,
             DialFailed,
         ],
+        Event::Refused { .. } => &[Refused, RefusedOften],
         Event::Trip { .. } => &[Trip],
         Event::HoldClosed { .. } => &[HoldClosed],
         Event::Reset { .. } => &[Reset],
+        Event::Groups { .. } => &[Named],
         Event::Forget { .. } => &[Forget],
         Event::Deadline => &[DeadlineEarly, DeadlineDue],
     }
 }
 
-const KINDS: [Kind; 25] = [
+const KINDS: [Kind; 28] = [
     ConfiguredAgain,
     ConfiguredOff,
     CallsHealthy,
@@ -90,9 +95,12 @@ const KINDS: [Kind; 25] = [
     DialAnsweredAfterMisleading,
     DialAnsweredMuchLater,
     DialFailed,
+    Refused,
+    RefusedOften,
     Trip,
     HoldClosed,
     Reset,
+    Named,
     Forget,
     DeadlineEarly,
     DeadlineDue,
@@ -105,7 +113,7 @@ const FO: Option<State> = Some(State::ForcedOpen);
 const FC: Option<State> = Some(State::ForcedClosed);
 const GONE: Option<State> = None;
 
-/// The same where the breaker opened on exchanges: dials do nothing.
+/// The same where the breaker opened on exchanges: the first dial admits nothing.
 #[rustfmt::skip]
 fn next_opened_on_exchanges(kind: Kind) -> [Option<State>; State::ALL.len()] {
     match kind {
@@ -142,9 +150,13 @@ fn next(kind: Kind) -> [Option<State>; State::ALL.len()] {
         DialAnsweredAfterMisleading => [C, H, O, FO, FC],
         DialAnsweredMuchLater       => [C, H, H, FO, FC],
         DialFailed       => [C,     O,    H,    FO,   FC],
+        Refused          => [C,     O,    H,    FO,   FC],
+        // A trial at most: the state stays.
+        RefusedOften     => [C,     O,    H,    FO,   FC],
         Trip             => [FO,    FO,   FO,   FO,   FO],
         HoldClosed       => [FC,    FC,   FC,   FC,   FC],
         Reset            => [C,     C,    C,    C,    C],
+        Named            => [C,     O,    H,    FO,   FC],
         Forget           => [GONE,  GONE, GONE, GONE, GONE],
         DeadlineEarly    => [C,     O,    H,    FO,   FC],
         DeadlineDue      => [GONE,  H,    H,    C,    C],
@@ -215,6 +227,20 @@ fn send(one: &mut One, kind: Kind) {
                 success: true,
             }
         }
+        Refused => Event::Refused {
+            row: ROW,
+            refused: 1,
+        },
+        RefusedOften => {
+            for refused in [1, 50] {
+                one.handle(Event::Refused { row: ROW, refused });
+            }
+            one.now = one.now + secs(1);
+            Event::Refused {
+                row: ROW,
+                refused: 51,
+            }
+        }
         Trip => Event::Trip {
             row: ROW,
             until,
@@ -228,6 +254,10 @@ fn send(one: &mut One, kind: Kind) {
         Reset => Event::Reset {
             row: ROW,
             last_seqs,
+        },
+        Named => Event::Groups {
+            row: ROW,
+            groups: &[1],
         },
         Forget => Event::Forget { row: ROW },
         DeadlineEarly => Event::Deadline,
@@ -293,7 +323,16 @@ fn meets(mut one: One, kind: Kind, expected: Option<State>) {
                 assert_eq!(generation, expected_generation);
                 at = to;
             }
-            Action::Dial { .. } => assert!(kind == DeadlineDue && on_connects),
+            // At once, where it asks whether the server is there.
+            Action::Dial { .. } => assert!(
+                state == State::Open
+                    && match kind {
+                        DeadlineDue => on_connects,
+                        DeadlineEarly => !on_connects,
+                        _ => false,
+                    }
+            ),
+            Action::Bypassed { .. } => panic!("one row is no group"),
             Action::Correlated(_) => panic!("one destination is not many"),
         }
     }
