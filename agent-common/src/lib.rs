@@ -14,6 +14,7 @@ pub mod classify;
 pub mod control;
 pub mod event;
 pub mod histogram;
+pub mod http;
 pub mod key;
 pub mod lent;
 pub mod ramp;
@@ -35,7 +36,7 @@ pub use verdict::Verdict;
 pub use window::CallWindow;
 
 /// Version of everything in this crate; raised with any change of layout or meaning.
-pub const ABI_VERSION: u32 = 3;
+pub const ABI_VERSION: u32 = 4;
 
 /// Nanoseconds in a millisecond.
 pub const NANOS_PER_MS: u64 = 1_000_000;

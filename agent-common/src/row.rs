@@ -16,6 +16,10 @@ pub const OTHER_ROW: u32 = 0;
 pub const ROW_PROTECTED: u32 = 1;
 /// Belongs to the agent's own self-test; not shown to anybody.
 pub const ROW_CANARY: u32 = 1 << 1;
+/// The length of answers is followed, where they are HTTP/1 in the clear ([`crate::http`]).
+pub const ROW_LENGTHS: u32 = 1 << 8;
+/// As [`ROW_LENGTHS`], answers that come in chunks, too.
+pub const ROW_CHUNKS: u32 = 1 << 9;
 
 /// Settings of a policy as the kernel needs them. Copied into a row at its creation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
