@@ -46,6 +46,7 @@ impl Node {
         {
             tracing::error!("the pause is over but cannot be ended: {error}");
         }
+        self.journal.flush(Timestamp::now());
         self.count_traffic(now);
         self.losses(now);
         for id in std::mem::take(&mut self.unnamed) {
