@@ -9,7 +9,7 @@
 //! against nobody: the peer may have to wait until it does. So the silence counts from the last look that
 //! showed anything but silence, be it data, be it something unread.
 
-use std::collections::HashMap;
+use std::{collections::HashMap, sync::Arc};
 
 use agent_common::{
     Row, Stamp,
@@ -38,6 +38,9 @@ pub(super) struct StillWatch {
     seen: HashMap<u64, Seen>,
     swept: Nanos,
 }
+
+/// Connections that are asked about in one call.
+const AT_ONCE: usize = 128;
 
 /// What was seen of a connection at the last look.
 #[derive(Clone, Copy, Default)]
@@ -100,8 +103,9 @@ impl StillWatch {
         let mut candidates = Vec::new();
         let mut rows = Rows::default();
         let mut before = std::mem::take(&mut self.seen);
+        let avoided = shared.avoided.all();
         let found = |cookie: u64, stamp: &Stamp| {
-            if !is_ours(stamp) {
+            if !is_ours(stamp) || avoided.contains(&cookie) {
                 return;
             }
             let Some(row) = rows.get(shared, row_of(stamp)) else {
@@ -149,21 +153,27 @@ impl StillWatch {
         let Some(first) = group.first() else { return };
         let inode = first.row.netns_inode;
         let pids = likely(group.iter().map(|c| (c.stamp.pid, c.row.last_pid)));
-        let targets: Vec<_> = group.iter().map(|c| target(c.cookie, &c.stamp)).collect();
+        let beat = Arc::clone(aborter.beat());
         let result = aborter.within(inode, &pids, |diag| {
-            diag.look_all(&targets, |at, look| {
-                if let (Some(candidate), Some(look)) = (group.get(at), look)
-                    && let Some(due) = self.judge(candidate, &look, now)
-                {
-                    firings.push(Firing::new(
-                        candidate.cookie,
-                        candidate.stamp,
-                        None,
-                        due,
-                        candidate.row,
-                    ));
+            for part in group.chunks(AT_ONCE) {
+                if beat.is_replaced() {
+                    break;
                 }
-            })
+                let targets: Vec<_> = part.iter().map(|c| target(c.cookie, &c.stamp)).collect();
+                let found = |at: usize, look| {
+                    if let (Some(candidate), Some(look)) = (part.get(at), look)
+                        && let Some(due) = self.judge(candidate, &look, now)
+                    {
+                        let &Candidate {
+                            cookie, stamp, row, ..
+                        } = candidate;
+                        firings.push(Firing::new(cookie, stamp, None, due, row));
+                    }
+                };
+                let cookies = part.iter().map(|candidate| candidate.cookie);
+                beat.during(cookies, || diag.look_all(&targets, found))?;
+            }
+            Ok(())
         });
         if let Some(Err(error)) = result {
             aborter.complain(inode, &error);
