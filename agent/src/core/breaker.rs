@@ -21,6 +21,7 @@
 //! | HalfOpen | generation + 1, until latest end of the round + slack | probes are added to it, but nothing is judged by it | as it is | 0 |
 //! | HalfOpen, next round | generation + 1, until as above, all slots free | as above | as it is | kept |
 //! | Open by failed probe | generation + 1, until cooldown end + slack | kept | doubled up to its maximum, jittered by 10 % | 0 |
+//! | Open, trial | generation + 1, half-open with one slot; and + 1 when its exchange failed | kept, nothing is judged | as it is | 0 |
 //! | Closed | generation + 1; after probes a ramp of 2 s, whose end keeps the generation | empty: each floor is the last call so far | as it is; then halved for each full cooldown spent closed, down to the base | 0 |
 //! | Open by trip in the ramp | as by trip | kept | doubled and jittered, as by a failed probe | 0 |
 //! | ForcedOpen, ForcedClosed | generation + 1 | empty when it ends | as it is | 0 |
@@ -32,8 +33,19 @@
 //! first that trips opens the breaker, and the breaker remembers which it was (`reason.window`) until
 //! it closes, through half-open rounds and failed probes. Opened on connects, a probe is a connect,
 //! and redials may shorten the cooldown. Opened on exchanges, an accepted connect proves nothing:
-//! the agent does not dial, half-open verdicts carry [`VERDICT_PROBE_BY_EXCHANGE`] (a probe then ends
-//! with its first exchange, or with a connect that fails), and a probe's lease is that of an exchange.
+//! half-open verdicts carry [`VERDICT_PROBE_BY_EXCHANGE`] (a probe then ends with its first exchange, or
+//! with a connect that fails), and a probe's lease is that of an exchange.
+//!
+//! *Opened on exchanges: what shortens the cooldown.* Both only with `redial`.
+//!
+//! - A server that is killed resets what is under way, and so opens breakers on exchanges. Therefore the
+//!   agent dials once, at once. Answered: the server is there and fails, dials say no more. Not answered:
+//!   it is gone, and from then on an answered dial makes half-open, as with connects.
+//! - Trials. When [`REFUSED_PER_TRIAL`] connects have been refused, and the time between two dials has
+//!   passed, one connect is let pass: the kernel's verdict is a half-open one with a single slot, the
+//!   state stays Open. Its exchange fails: refused as before, nothing doubles. It succeeds: half-open,
+//!   with one success. So a crowd finds out within a second or so, at the price of one call in fifty or
+//!   fewer, and who calls rarely waits for the cooldown.
 //!
 //! *Misleading redials.* A dial of the agent may be answered where connects of programs still fail
 //! (a firewall rule for their cgroup, a source address that the destination refuses). Then each dial
@@ -43,7 +55,8 @@
 //! that the cooldown admitted fails, that time begins anew, uncounted: else the next dial would cost
 //! a second probe per cooldown. The cooldown runs regardless and admits its probe in any case, so no
 //! redial is ignored for longer than that, and a target that misleads for ever costs one probe per
-//! cooldown in the long run. Closing, by a reset as well, forgets the count. Dials go on as
+//! cooldown in the long run. A probe that succeeds forgets the count (what lets some through does not
+//! mislead, it fails in part), and so does closing, by a reset as well. Dials go on as
 //! scheduled, since other rows may share them; the first one answered after that time is acted upon.
 //!
 //! *Hints.* While somebody else's breaker is open for connects to the same destination, one failed connect
@@ -71,10 +84,11 @@
 use std::sync::Arc;
 
 use agent_common::ramp;
-use agent_common::verdict::{STATE_RAMP, VERDICT_PROBE_BY_EXCHANGE};
+use agent_common::verdict::{STATE_HALF_OPEN, STATE_RAMP, VERDICT_PROBE_BY_EXCHANGE};
 use agent_common::{CallWindow, Verdict};
 
 use super::hints::is_shared;
+use super::redial::base_interval;
 use super::rng::SplitMix64;
 use super::window::{WindowStats, evaluate_since};
 use super::{
@@ -107,6 +121,20 @@ const DISTRUST: Nanos = Nanos::from_millis(500);
 /// the answer comes first, and no program pays for a probe that the dial could have saved.
 const CONFIRMED_WITHIN: Nanos = Nanos::from_millis(1500);
 
+/// Connects that are refused for each one that is let pass as a trial.
+pub(super) const REFUSED_PER_TRIAL: u32 = 50;
+
+/// Opened on exchanges: what the agent's dial has said of the server.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Server {
+    /// Not asked yet.
+    Unknown,
+    /// Accepts connections: another dial would say no more.
+    There,
+    /// Does not.
+    Gone,
+}
+
 /// What a step needs beside the breaker.
 pub(super) struct Step<'a> {
     pub(super) row: RowId,
@@ -137,10 +165,17 @@ pub(super) struct Breaker {
     /// Closed: when it was closed, or the cooldown was halved last. It is halved again when it has
     /// passed once more.
     healthy_since: Nanos,
-    /// HalfOpen: successes in a row.
+    /// HalfOpen: successes in a row. Open: refusals (their low half) when the last trial began, or when
+    /// the first was heard of ([`Breaker::counts_refusals`]): one word for both, since there are many
+    /// breakers.
     successes: u32,
-    /// HalfOpen: slots of this round whose probes succeeded.
+    /// HalfOpen: slots of this round whose probes succeeded. Open: 1 while a trial may pass or is under
+    /// way.
     used: u32,
+    /// Open: whether a refusal was heard of.
+    counts_refusals: bool,
+    /// Open on exchanges: whether the server is there.
+    server: Server,
     /// HalfOpen: whether a redial led here, not the cooldown.
     by_redial: bool,
     /// Closed: it would have opened, but nothing may.
@@ -149,7 +184,7 @@ pub(super) struct Breaker {
     misled: u32,
     /// Open: redials answered before this are ignored. Zero unless `misled`.
     distrust_until: Nanos,
-    /// HalfOpen: when this round began.
+    /// HalfOpen: when this round began. Open: when it opened, or when the last trial began.
     round_since: Nanos,
     /// HalfOpen: first news of a slot taken in this round, [`Nanos::MAX`] before: only then does the
     /// lease run.
@@ -186,6 +221,8 @@ impl Breaker {
             healthy_since: Nanos::ZERO,
             successes: 0,
             used: 0,
+            counts_refusals: false,
+            server: Server::Unknown,
             by_redial: false,
             bypassed: false,
             misled: 0,
@@ -254,8 +291,9 @@ impl Breaker {
             State::Open => {
                 self.reason = saved.reason;
                 self.state = State::Open;
+                self.round_since = now;
                 self.until = saved.until.min(latest);
-                if self.wants_redial() {
+                if self.wants_redial() && !self.asks() {
                     self.until = self.until.max(now + CONFIRMED_WITHIN);
                 }
             }
@@ -309,11 +347,21 @@ impl Breaker {
         }
     }
 
-    /// Whether the agent should dial: open, because of connects, and the policy says so.
+    /// Whether the agent should dial: open, the policy says so, and the answer says something.
     pub(super) fn wants_redial(&self) -> bool {
-        self.state == State::Open
-            && self.reason.window == WindowKind::Connects
-            && self.settings.redial
+        let tells = match self.reason.window {
+            WindowKind::Connects => true,
+            WindowKind::Exchanges => self.server != Server::There,
+            WindowKind::None => false,
+        };
+        self.state == State::Open && tells && self.settings.redial
+    }
+
+    /// Whether the first dial is to find out if the server is there at all: it cannot be too early.
+    pub(super) fn asks(&self) -> bool {
+        self.wants_redial()
+            && self.reason.window == WindowKind::Exchanges
+            && self.server == Server::Unknown
     }
 
     /// Whether others are to take its word: it is open, or not yet closed, for connect failures.
@@ -459,16 +507,11 @@ impl Breaker {
     ) {
         self.note_seqs(last_seqs);
         match (self.state, outcome) {
-            (State::HalfOpen, _) if generation != self.generation => {}
+            (State::HalfOpen | State::Open, _) if generation != self.generation => {}
             (State::HalfOpen, ProbeOutcome::Success) => {
                 self.slot_taken(step.now);
-                self.successes += 1;
                 self.used += 1;
-                if self.successes >= self.settings.successes_needed() {
-                    self.close(Some(last_seqs), Nanos(ramp::LENGTH_NS), step);
-                } else if self.used >= self.settings.probe_limit() {
-                    self.begin_round(step);
-                }
+                self.succeeded(last_seqs, step);
             }
             (State::HalfOpen, ProbeOutcome::Failure) => {
                 let cooldown = self.grow(step);
@@ -484,13 +527,68 @@ impl Breaker {
             }
             // Takes no slot, so it begins no lease.
             (State::HalfOpen, ProbeOutcome::Returned) => self.heard = step.now,
-            (State::Closed | State::Open | State::ForcedOpen | State::ForcedClosed, _) => {}
+            (State::Open, ProbeOutcome::Success) if self.tries() => {
+                self.half_open(false, step);
+                self.succeeded(last_seqs, step);
+            }
+            (State::Open, ProbeOutcome::Failure) if self.tries() => {
+                self.used = 0;
+                self.set_verdict(step);
+            }
+            // A trial that said nothing: its slot is free for the next one.
+            (State::Open, _) => {}
+            (State::Closed | State::ForcedOpen | State::ForcedClosed, _) => {}
         }
     }
 
-    /// A dial of the agent was answered. Ignored for a while after misleading ones.
-    pub(super) fn redial_answered(&mut self, step: &mut Step<'_>) {
-        if self.wants_redial() && step.now >= self.distrust_until {
+    /// A probe or trial succeeded.
+    fn succeeded(&mut self, last_seqs: [u64; 2], step: &mut Step<'_>) {
+        self.successes += 1;
+        self.misled = 0;
+        self.distrust_until = Nanos::ZERO;
+        if self.successes >= self.settings.successes_needed() {
+            self.close(Some(last_seqs), Nanos(ramp::LENGTH_NS), step);
+        } else if self.used >= self.settings.probe_limit() {
+            self.begin_round(step);
+        }
+    }
+
+    /// Connects are being refused, so many up to now. Enough of them earn a trial.
+    pub(super) fn refused(&mut self, refused: u64, step: &mut Step<'_>) {
+        let useful = self.reason.window == WindowKind::Exchanges && self.server != Server::Gone;
+        if self.state != State::Open || !useful || !self.settings.redial {
+            return;
+        }
+        let refused = refused as u32;
+        if !self.counts_refusals {
+            self.counts_refusals = true;
+            self.successes = refused;
+            return;
+        }
+        let passed = step.now - self.round_since;
+        let wait = if self.tries() {
+            // Its end was not heard of.
+            self.lease()
+        } else {
+            base_interval(step.now - self.outage_since)
+        };
+        if refused.wrapping_sub(self.successes) >= REFUSED_PER_TRIAL && passed >= wait {
+            self.successes = refused;
+            self.round_since = step.now;
+            self.used = 1;
+            self.set_verdict(step);
+        }
+    }
+
+    /// A dial of the agent was answered, or not. An answer is ignored for a while after misleading ones.
+    pub(super) fn redialled(&mut self, answered: bool, step: &mut Step<'_>) {
+        if self.asks() {
+            self.server = if answered {
+                Server::There
+            } else {
+                Server::Gone
+            };
+        } else if answered && self.wants_redial() && step.now >= self.distrust_until {
             self.half_open(true, step);
         }
     }
@@ -549,6 +647,11 @@ impl Breaker {
 
     // --- how it moves
 
+    /// Open: whether a trial may pass, or is under way.
+    fn tries(&self) -> bool {
+        self.state == State::Open && self.used > 0
+    }
+
     /// Whether it has just closed and admits a share only.
     fn ramps(&self) -> bool {
         self.state == State::Closed && self.until > Nanos::ZERO
@@ -571,6 +674,10 @@ impl Breaker {
     fn open(&mut self, cooldown: Nanos, reason: Reason, step: &mut Step<'_>) {
         self.until = step.now + cooldown;
         self.successes = 0;
+        self.used = 0;
+        self.counts_refusals = false;
+        self.server = Server::Unknown;
+        self.round_since = step.now;
         self.enter(State::Open, reason, step);
     }
 
@@ -682,13 +789,14 @@ impl Breaker {
     fn write_verdict(&mut self, step: &mut Step<'_>) {
         let (state, until) = if self.ramps() {
             (STATE_RAMP, self.until)
+        } else if self.tries() {
+            (STATE_HALF_OPEN, self.until + VERDICT_SLACK)
         } else if self.state.refuses() {
             (self.state.verdict_state(), self.until + VERDICT_SLACK)
         } else {
             (self.state.verdict_state(), Nanos::ZERO)
         };
-        let by_exchange =
-            self.state == State::HalfOpen && self.reason.window == WindowKind::Exchanges;
+        let by_exchange = state == STATE_HALF_OPEN && self.reason.window == WindowKind::Exchanges;
         let flags = if by_exchange {
             VERDICT_PROBE_BY_EXCHANGE
         } else {
@@ -703,7 +811,11 @@ impl Breaker {
                 flags,
             },
             until,
-            probe_limit: self.settings.probe_limit(),
+            probe_limit: if self.tries() {
+                1
+            } else {
+                self.settings.probe_limit()
+            },
         });
     }
 

@@ -353,7 +353,14 @@ impl Worker {
                 }
                 self.notify(Notice::Kernel(*event));
             }
-            EventKind::REJECTED => self.notify(Notice::Kernel(*event)),
+            EventKind::REJECTED => {
+                if self.known(row)
+                    && let Some(refused) = self.table.refused(row)
+                {
+                    self.handle(Event::Refused { row, refused });
+                }
+                self.notify(Notice::Kernel(*event));
+            }
             _ => {}
         }
     }

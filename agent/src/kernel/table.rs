@@ -162,6 +162,12 @@ impl Table {
             .filter(|row| row.incarnation == id.incarnation)
     }
 
+    /// Connects of a row that a breaker has refused, or would have.
+    pub fn refused(&self, id: RowId) -> Option<u64> {
+        let row = self.owned(id)?;
+        Some(row.rejected_breaker + row.would_reject_breaker)
+    }
+
     /// Rows in use: id and copy. The `other` row comes first.
     pub fn used(&self) -> impl Iterator<Item = (RowId, Row)> + '_ {
         (0..self.len()).filter_map(|index| {

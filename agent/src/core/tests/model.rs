@@ -27,6 +27,14 @@ pub(super) struct ModelRow {
     /// Redials since closing after which a probe failed.
     misleading_redials: i32,
     last_failed_probe: Nanos,
+    /// Open on exchanges: whether the first dial was answered, once it was over.
+    server_is_there: Option<bool>,
+    /// Open: a single connect may pass.
+    trial: bool,
+    refused_before: Option<u64>,
+    /// When it opened, or let the last trial pass.
+    opened_or_tried: Nanos,
+    outage_began: Nanos,
     successes_in_a_row: u32,
     successes_in_round: u32,
     round_began: Nanos,
@@ -47,8 +55,61 @@ pub(super) struct Model {
 
 impl ModelRow {
     pub(super) fn waits_for_redial(&self) -> bool {
-        let on_connects = self.opened_on == WindowKind::Connects;
-        self.state == State::Open && on_connects && self.settings.redial
+        let tells = self.opened_on == WindowKind::Connects || self.server_is_there != Some(true);
+        self.state == State::Open && tells && self.settings.redial
+    }
+
+    /// The next dial says whether the server is there at all.
+    pub(super) fn asks(&self) -> bool {
+        let unknown = self.opened_on == WindowKind::Exchanges && self.server_is_there.is_none();
+        self.waits_for_redial() && unknown
+    }
+
+    pub(super) fn tries(&self) -> bool {
+        self.state == State::Open && self.trial
+    }
+
+    fn open(&mut self, now: Nanos) {
+        self.go(State::Open);
+        self.server_is_there = None;
+        self.trial = false;
+        self.refused_before = None;
+        self.opened_or_tried = now;
+    }
+
+    pub(super) fn refused(&mut self, refused: u64, now: Nanos) {
+        let useful = self.opened_on == WindowKind::Exchanges && self.server_is_there != Some(false);
+        if self.state != State::Open || !useful || !self.settings.redial {
+            return;
+        }
+        let Some(before) = self.refused_before else {
+            self.refused_before = Some(refused);
+            return;
+        };
+        let outage = now - self.outage_began;
+        let wait = match outage {
+            _ if self.trial => self.lease(),
+            _ if outage < secs(60) => millis(500),
+            _ if outage < secs(600) => secs(2),
+            _ => secs(4),
+        };
+        if refused - before >= 50 && now - self.opened_or_tried >= wait {
+            self.refused_before = Some(refused);
+            self.opened_or_tried = now;
+            self.go(State::Open);
+            self.trial = true;
+        }
+    }
+
+    fn success(&mut self, now: Nanos) {
+        self.misleading_redials = 0;
+        self.successes_in_a_row += 1;
+        if self.successes_in_a_row >= self.settings.successes_to_close {
+            self.close(now, false);
+            self.ramp_until = Some(now + secs(2));
+        } else if self.successes_in_round >= self.settings.probes {
+            self.new_round(now);
+        }
     }
 
     /// Whether an answered redial is believed now.
@@ -187,10 +248,12 @@ impl ModelRow {
         let one_suffices = hinted && window == 0 && s.enabled && s.consecutive_failures > 0;
         if stats.trip.is_some() || (one_suffices && stats.consecutive > 0) {
             self.opened_on = kind;
-            self.go(State::Open);
+            self.open(now);
             self.until = now + self.cooldown;
             if self.ramp_until.is_some() {
                 self.grow(now);
+            } else {
+                self.outage_began = now;
             }
         }
     }
@@ -209,6 +272,20 @@ impl ModelRow {
         now: Nanos,
     ) {
         self.highest_seqs = last_seqs;
+        if self.tries() && generation == self.generation {
+            match outcome {
+                ProbeOutcome::Returned => {}
+                ProbeOutcome::Success => {
+                    self.half_open(false, now);
+                    self.success(now);
+                }
+                ProbeOutcome::Failure => {
+                    self.trial = false;
+                    self.go(State::Open);
+                }
+            }
+            return;
+        }
         if self.state != State::HalfOpen || generation != self.generation {
             return;
         }
@@ -219,17 +296,11 @@ impl ModelRow {
         match outcome {
             ProbeOutcome::Returned => {}
             ProbeOutcome::Success => {
-                self.successes_in_a_row += 1;
                 self.successes_in_round += 1;
-                if self.successes_in_a_row >= self.settings.successes_to_close {
-                    self.close(now, false);
-                    self.ramp_until = Some(now + secs(2));
-                } else if self.successes_in_round >= self.settings.probes {
-                    self.new_round(now);
-                }
+                self.success(now);
             }
             ProbeOutcome::Failure => {
-                self.go(State::Open);
+                self.open(now);
                 self.misleading_redials += i32::from(self.opened_by_redial);
                 self.last_failed_probe = now;
                 self.grow(now);
@@ -305,6 +376,11 @@ impl Model {
                 until_range: None,
                 settings: settings.clone(),
                 highest_seqs: [0; 2],
+                server_is_there: None,
+                trial: false,
+                refused_before: None,
+                opened_or_tried: Nanos::ZERO,
+                outage_began: Nanos::ZERO,
                 opened_by_redial: false,
                 misleading_redials: 0,
                 last_failed_probe: Nanos::ZERO,
@@ -320,11 +396,13 @@ impl Model {
         );
     }
 
-    pub(super) fn redial_answered(&mut self, target: DialTarget, now: Nanos) {
+    pub(super) fn redialled(&mut self, target: DialTarget, answered: bool, now: Nanos) {
         for known in self.rows.values_mut() {
             if known.target == target && known.waits_for_redial() {
                 known.time(now);
-                if known.waits_for_redial() && known.trusts_redials(now) {
+                if known.asks() {
+                    known.server_is_there = Some(answered);
+                } else if answered && known.waits_for_redial() && known.trusts_redials(now) {
                     known.half_open(true, now);
                 }
             }
