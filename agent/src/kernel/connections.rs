@@ -145,6 +145,11 @@ impl Connections {
             .insert(cookie, pack_counted(number, seq), NOEXIST)
     }
 
+    /// Whether there is such a note.
+    pub fn is_counted(&self, cookie: u64) -> bool {
+        self.hung().get(&cookie, 0).is_ok()
+    }
+
     /// Takes such a note back; false when the kernel has taken it first.
     pub fn take_counted(&self, cookie: u64) -> bool {
         self.hung().remove(&cookie).is_ok()

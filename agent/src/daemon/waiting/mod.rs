@@ -72,7 +72,8 @@ pub struct Waiting {
     shared: Shared,
     worker: Worker,
     watchdog: Watchdog,
-    held: Vec<Worker>,
+    /// With the sockets that are avoided meanwhile.
+    held: Vec<(Worker, Vec<u64>)>,
     /// Said, and not over: even the last thread hangs.
     stands_still: bool,
     options: OptionThread,
@@ -156,10 +157,10 @@ impl Waiting {
     /// Sees to it that a thread is at work: to be called several times a second. What has changed is
     /// returned.
     pub fn check(&mut self, now: Nanos) -> Option<Standstill> {
-        if let Some(at) = self.held.iter().position(|w| w.thread.is_finished()) {
-            let worker = self.held.swap_remove(at);
+        let is_over = |(worker, _): &(Worker, _)| worker.thread.is_finished();
+        if let Some(at) = self.held.iter().position(is_over) {
+            let (worker, about) = self.held.swap_remove(at);
             let _ = worker.thread.join();
-            let about = worker.beat.about();
             self.shared.avoided.remove(&about);
             return Some(Standstill::Over(about));
         }
@@ -173,7 +174,8 @@ impl Waiting {
             self.shared.avoided.add(&about);
             if let Ok(worker) = Worker::start(self.shared.clone()) {
                 self.worker.beat.replace();
-                self.held.push(std::mem::replace(&mut self.worker, worker));
+                let held = std::mem::replace(&mut self.worker, worker);
+                self.held.push((held, about.clone()));
                 self.watchdog = Watchdog::default();
                 return Some(Standstill::Held(about));
             }
