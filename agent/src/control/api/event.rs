@@ -170,7 +170,8 @@ pub enum Event {
         outcome: String,
         /// The call's number in its window's history.
         seq: u64,
-        /// When the call before it ended; `None`: it is the first, or that is not known.
+        /// When the call before it ended, to within 4.2 ms, as the window has it by which breakers are
+        /// judged; `None`: it is the first, or that is not known.
         previous_call_time: Option<Timestamp>,
         generation: u32,
         latency_us: u64,
