@@ -269,6 +269,15 @@ impl Node {
                 };
                 self.journal.publish(WallClock::read().at(at), event);
             }
+            Notice::Redialled { row, answered, at } => {
+                let Some(known) = self.shown(row) else { return };
+                let event = Event::Redial {
+                    destination: view::destination(row, &known),
+                    netns: netns(&known),
+                    answered,
+                };
+                self.journal.publish(WallClock::read().at(at), event);
+            }
             Notice::Correlated(change) => self.correlated(change),
             Notice::Kernel(event) => {
                 let id = RowId {

@@ -93,6 +93,15 @@ pub enum Notice {
     Kernel(KernelEvent),
     /// Failures of many destinations at once have begun, or are over.
     Correlated(Correlated),
+    /// A dial said something.
+    Redialled {
+        /// A row that it was for.
+        row: RowId,
+        /// Whether a connection was established.
+        answered: bool,
+        /// When.
+        at: Nanos,
+    },
     /// A breaker changed state.
     Transition {
         /// The row.
@@ -477,6 +486,10 @@ impl Worker {
                     });
                 }
                 Action::Correlated(change) => self.notify(Notice::Correlated(change)),
+                Action::Redialled { row, answered } => {
+                    let at = clock::now();
+                    self.notify(Notice::Redialled { row, answered, at });
+                }
                 Action::Dial { target } => self.dial(target),
             }
         }

@@ -324,6 +324,9 @@ fn meets(mut one: One, kind: Kind, expected: Option<State>) {
                         _ => false,
                     }
             ),
+            Action::Redialled { answered, .. } => {
+                assert!(!answered || state == State::Open);
+            }
             Action::Correlated(_) => panic!("one destination is not many"),
         }
     }
