@@ -416,6 +416,20 @@ impl Engine {
         let mut rows = std::mem::take(&mut self.scratch);
         rows.clear();
         self.redial.rows(target, &mut rows);
+        let asks = |index: &u32| {
+            self.breakers
+                .get(index)
+                .is_some_and(|slot| slot.breaker.asks())
+        };
+        if let Some(&index) = rows.first()
+            && (success || rows.iter().any(asks))
+            && let Some(slot) = self.breakers.get(&index)
+        {
+            let incarnation = slot.incarnation;
+            let row = RowId { index, incarnation };
+            let answered = success;
+            out.push(Action::Redialled { row, answered });
+        }
         for &index in &rows {
             self.step_index(index, out, |b, step| b.redialled(success, step));
         }

@@ -59,7 +59,7 @@ impl Journal {
         let limit = inner.limit;
         inner.log.line(&record);
         let ring = match &record.event {
-            Event::Failure { .. } | Event::Calls { .. } => &mut inner.calls,
+            Event::Failure { .. } | Event::Calls { .. } | Event::Redial { .. } => &mut inner.calls,
             Event::Timeout { .. } | Event::Rejected { .. } => &mut inner.firings,
             _ => &mut inner.decisions,
         };
@@ -164,7 +164,7 @@ impl LogLimit {
                 }
                 self.lines += 1;
             }
-            Event::Failure { .. } | Event::Calls { .. } => return,
+            Event::Failure { .. } | Event::Calls { .. } | Event::Redial { .. } => return,
             _ => {}
         }
         log(record);
@@ -262,7 +262,7 @@ fn log(record: &EventRecord) {
         } => {
             tracing::warn!(%destination, exhausted, "retry budget");
         }
-        Event::Failure { .. } | Event::Calls { .. } => {}
+        Event::Failure { .. } | Event::Calls { .. } | Event::Redial { .. } => {}
     }
 }
 

@@ -111,6 +111,15 @@ pub enum Notice {
     Drained(RowId, OnOpen, u64),
     /// A breaker stays closed, or was closed, for the sake of the other endpoints of its name.
     Bypassed(RowId, Reason, Full),
+    /// A dial said something.
+    Redialled {
+        /// A row that it was for.
+        row: RowId,
+        /// Whether a connection was established.
+        answered: bool,
+        /// When.
+        at: Nanos,
+    },
     /// A breaker changed state.
     Transition {
         /// The row.
@@ -504,6 +513,10 @@ impl Worker {
                     self.notify(Notice::Bypassed(row, reason, group));
                 }
                 Action::Correlated(change) => self.notify(Notice::Correlated(change)),
+                Action::Redialled { row, answered } => {
+                    let at = clock::now();
+                    self.notify(Notice::Redialled { row, answered, at });
+                }
                 Action::Dial { target } => self.dial(target),
             }
         }

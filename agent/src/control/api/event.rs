@@ -189,12 +189,22 @@ pub enum Event {
         latency_us: CallsLatency,
         slow: u64,
     },
+    /// A dial of the agent was answered; or was not, where it asked whether the server of a breaker
+    /// that opened on exchanges is there at all (only with `all`).
+    Redial {
+        destination: String,
+        netns: Option<u64>,
+        answered: bool,
+    },
 }
 
 impl Event {
     /// Whether it is shown only when all events are asked for.
     pub const fn only_with_all(&self) -> bool {
-        matches!(self, Self::Failure { .. } | Self::Calls { .. })
+        matches!(
+            self,
+            Self::Failure { .. } | Self::Calls { .. } | Self::Redial { .. }
+        )
     }
 
     /// The word of `kind`.
@@ -211,6 +221,7 @@ impl Event {
             Self::Loss { .. } => "loss",
             Self::Failure { .. } => "failure",
             Self::Calls { .. } => "calls",
+            Self::Redial { .. } => "redial",
         }
     }
 }
