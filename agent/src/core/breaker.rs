@@ -54,6 +54,9 @@
 //! nothing against it any more. One that is open when its group shrinks, or becomes known, is closed with
 //! empty windows if it opened last.
 //!
+//! *Scope.* With `scope = "node"` a breaker may be open because that of another row is ([`super::scope`]). Such
+//! a follower is `Open`, has no timer, no redial and no round of its own, and does what its leader does.
+//!
 //! *Ramp.* Probes that succeed close the breaker, but a destination that is just back is not handed its
 //! whole crowd at once: for 2 s the verdict says [`STATE_RAMP`], by which the kernel lets a growing share
 //! pass ([`agent_common::ramp`]), and the state is Closed. What passes is judged as ever, under one
@@ -80,8 +83,9 @@ use agent_common::verdict::{STATE_RAMP, VERDICT_PROBE_BY_EXCHANGE};
 use agent_common::{CallWindow, Verdict};
 
 use super::groups::Full;
-use super::hints::is_shared;
+use super::hints::{Place, is_shared, place};
 use super::rng::SplitMix64;
+use super::scope::{Follows, Lead, Round};
 use super::window::{WindowStats, evaluate_since};
 use super::{
     Action, BreakerSettings, BreakerView, DialTarget, Floor, Nanos, ProbeOutcome, Reason, RowId,
@@ -149,6 +153,8 @@ pub(super) struct Breaker {
     successes: u32,
     /// HalfOpen: slots of this round whose probes succeeded.
     used: u32,
+    /// Open: whether another one's breaker is open instead of this one.
+    follows: Follows,
     /// HalfOpen: whether a redial led here, not the cooldown.
     by_redial: bool,
     /// Closed: it would have opened, but may not.
@@ -194,6 +200,7 @@ impl Breaker {
             healthy_since: Nanos::ZERO,
             successes: 0,
             used: 0,
+            follows: Follows::Nobody,
             by_redial: false,
             bypassed: false,
             misled: 0,
@@ -304,7 +311,7 @@ impl Breaker {
     }
 
     /// As `status` shows it. When the agent dials next, the engine knows.
-    pub(super) fn view(&self, next_redial_at: Option<Nanos>) -> BreakerView {
+    pub(super) fn view(&self, next_redial_at: Option<Nanos>, leader: Option<RowId>) -> BreakerView {
         let ramp_until = self.ramps().then_some(self.until);
         let forced = matches!(self.state, State::ForcedOpen | State::ForcedClosed);
         BreakerView {
@@ -314,6 +321,7 @@ impl Breaker {
             next_probe_at: (self.state == State::Open).then_some(self.until),
             generation: self.generation,
             next_redial_at,
+            follows: leader.filter(|_| self.is_follower()),
             manual_until: forced.then_some(self.until),
             ramp_until,
             bypassed: self.bypassed,
@@ -328,6 +336,7 @@ impl Breaker {
     /// Whether the agent should dial: open, because of connects, and the policy says so.
     pub(super) fn wants_redial(&self) -> bool {
         self.state == State::Open
+            && !self.is_follower()
             && self.reason.window == WindowKind::Connects
             && self.settings.redial
     }
@@ -335,6 +344,7 @@ impl Breaker {
     /// Whether others are to take its word: it is open, or not yet closed, for connect failures.
     pub(super) fn gives_hints(&self) -> bool {
         matches!(self.state, State::Open | State::HalfOpen)
+            && !self.is_follower()
             && self.reason.window == WindowKind::Connects
             && is_shared(&self.target.addr)
     }
@@ -344,8 +354,11 @@ impl Breaker {
         match self.state {
             State::Closed if self.ramps() => self.until,
             State::Closed if self.cooldown > self.settings.cooldown => self.halve_at(),
+            // Kept in memory, so that it can follow.
+            State::Closed if self.shares_scope() => Nanos::MAX,
             // A call exactly `window_age` old still counts.
             State::Closed => self.heard + self.settings.window_age + Nanos(1),
+            State::Open if self.is_follower() => Nanos::MAX,
             State::Open | State::ForcedOpen | State::ForcedClosed => self.until,
             State::HalfOpen => self.round_end(),
         }
@@ -356,6 +369,7 @@ impl Breaker {
     pub(super) fn is_quiet(&self, now: Nanos) -> bool {
         self.state == State::Closed
             && !self.ramps()
+            && !self.shares_scope()
             && self.cooldown <= self.settings.cooldown
             && now - self.heard > self.settings.window_age
     }
@@ -530,6 +544,7 @@ impl Breaker {
         self.note_seqs(last_seqs);
         self.until = until;
         self.successes = 0;
+        self.follows = Follows::Nobody;
         self.enter(to, Reason::MANUAL, step);
     }
 
@@ -573,6 +588,7 @@ impl Breaker {
                     self.cooldown = self.cooldown.half().max(self.settings.cooldown);
                 }
             }
+            State::Open if self.is_follower() => {}
             State::Open if step.now >= self.until => self.half_open(false, step),
             State::HalfOpen if step.now >= self.round_end() => self.begin_round(step),
             State::ForcedOpen | State::ForcedClosed if step.now >= self.until => {
@@ -582,10 +598,134 @@ impl Breaker {
         }
     }
 
+    // --- sharing one with other workloads
+
+    /// Whether it is one of those that share.
+    pub(super) fn shares_scope(&self) -> bool {
+        self.settings.node_scope && self.settings.enabled && is_shared(&self.target.addr)
+    }
+
+    pub(super) fn place(&self) -> Place {
+        place(self.target)
+    }
+
+    /// Whether it is open because another one is.
+    pub(super) fn is_follower(&self) -> bool {
+        self.follows != Follows::Nobody
+    }
+
+    /// Whether it offers a probe slot for its leader, under this generation.
+    pub(super) fn offers(&self, generation: u32) -> bool {
+        self.follows == Follows::Offered && self.generation == generation
+    }
+
+    /// What others are to do, if it is open by itself.
+    pub(super) fn lead(&self) -> Option<Lead> {
+        let follows = match self.state {
+            _ if self.is_follower() => return None,
+            State::Open => Follows::Open,
+            State::HalfOpen if self.lease_since == Nanos::MAX && self.used == 0 => Follows::Offered,
+            State::HalfOpen => Follows::Withdrawn,
+            State::Closed | State::ForcedOpen | State::ForcedClosed => return None,
+        };
+        Some(Lead {
+            follows,
+            reason: self.reason,
+            until: self.until,
+            cooldown: self.cooldown,
+            misled: self.misled,
+            distrust_until: self.distrust_until,
+            outage_since: self.outage_since,
+        })
+    }
+
+    /// Whether it has just been found healthy, and has not merely given way.
+    pub(super) fn has_healed(&self) -> bool {
+        self.state == State::Closed && !self.bypassed
+    }
+
+    /// The round under way.
+    pub(super) fn round(&self) -> Round {
+        Round {
+            since: self.round_since,
+            successes: self.successes,
+            by_redial: self.by_redial,
+        }
+    }
+
+    /// Does what the leader does, unless an operator has said otherwise.
+    pub(super) fn follow(&mut self, lead: &Lead, step: &mut Step<'_>) {
+        if matches!(self.state, State::ForcedOpen | State::ForcedClosed) {
+            return;
+        }
+        let as_before = (self.follows, self.until) == (lead.follows, lead.until);
+        self.cooldown = lead
+            .cooldown
+            .clamp(self.settings.cooldown, self.settings.cooldown_cap());
+        self.misled = lead.misled;
+        self.distrust_until = lead.distrust_until;
+        self.outage_since = lead.outage_since;
+        if as_before {
+            return;
+        }
+        self.follows = lead.follows;
+        self.until = lead.until;
+        self.successes = 0;
+        if self.state == State::Open {
+            self.reason = lead.reason;
+            self.set_verdict(step);
+        } else {
+            self.enter(State::Open, lead.reason, step);
+        }
+    }
+
+    /// The leader is well again.
+    pub(super) fn released_by_leader(&mut self, ramps: bool, step: &mut Step<'_>) {
+        if self.is_follower() {
+            let ramp = if ramps { ramp::LENGTH_NS } else { 0 };
+            self.close(None, Nanos(ramp), step);
+        }
+    }
+
+    /// It leads from now on, as the one that led is no more.
+    pub(super) fn promote(&mut self, step: &mut Step<'_>) {
+        match std::mem::replace(&mut self.follows, Follows::Nobody) {
+            Follows::Nobody | Follows::Open => {}
+            Follows::Offered | Follows::Withdrawn => self.half_open(false, step),
+        }
+    }
+
+    /// It leads from now on, as its slot was claimed: the verdict under which that happened stays.
+    pub(super) fn take_over(&mut self, round: Round, step: &mut Step<'_>) {
+        self.follows = Follows::Nobody;
+        self.by_redial = round.by_redial;
+        self.successes = round.successes;
+        self.used = 0;
+        self.round_since = round.since;
+        self.lease_since = Nanos::MAX;
+        let from = std::mem::replace(&mut self.state, State::HalfOpen);
+        self.since = step.now;
+        step.out.push(Action::Transition {
+            row: step.row,
+            from,
+            to: State::HalfOpen,
+            reason: Reason::NONE,
+            generation: self.generation,
+        });
+    }
+
+    /// As [`Breaker::reset`], for the sake of a row that follows this one.
+    pub(super) fn reset_for_all(&mut self, step: &mut Step<'_>) {
+        self.cooldown = self.settings.cooldown;
+        if matches!(self.state, State::Open | State::HalfOpen) {
+            self.close(None, Nanos::ZERO, step);
+        }
+    }
+
     // --- how it moves
 
     /// Whether it has just closed and admits a share only.
-    fn ramps(&self) -> bool {
+    pub(super) fn ramps(&self) -> bool {
         self.state == State::Closed && self.until > Nanos::ZERO
     }
 
@@ -665,6 +805,7 @@ impl Breaker {
         } else {
             Nanos::ZERO
         };
+        self.follows = Follows::Nobody;
         self.empty_windows(last_seqs, step.now);
         self.successes = 0;
         self.misled = 0;
@@ -717,13 +858,15 @@ impl Breaker {
     fn write_verdict(&mut self, step: &mut Step<'_>) {
         let (state, until) = if self.ramps() {
             (STATE_RAMP, self.until)
+        } else if self.follows == Follows::Offered {
+            (State::HalfOpen.verdict_state(), self.until + VERDICT_SLACK)
         } else if self.state.refuses() {
             (self.state.verdict_state(), self.until + VERDICT_SLACK)
         } else {
             (self.state.verdict_state(), Nanos::ZERO)
         };
-        let by_exchange =
-            self.state == State::HalfOpen && self.reason.window == WindowKind::Exchanges;
+        let admits_probes = self.state == State::HalfOpen || self.follows == Follows::Offered;
+        let by_exchange = admits_probes && self.reason.window == WindowKind::Exchanges;
         let flags = if by_exchange {
             VERDICT_PROBE_BY_EXCHANGE
         } else {

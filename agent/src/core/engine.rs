@@ -17,9 +17,10 @@ use agent_common::CallWindow;
 use super::breaker::{Breaker, Step};
 use super::correlated::Correlation;
 use super::groups::{Groups, may_be_open};
-use super::hints::Hints;
+use super::hints::{Hints, Place};
 use super::redial::Redial;
 use super::rng::SplitMix64;
+use super::scope::Scopes;
 use super::{
     Action, BreakerSettings, BreakerView, Correlated, DialTarget, Event, Full, GroupId, Nanos,
     RowId, Saved, State, WindowKind, WindowStats,
@@ -38,10 +39,15 @@ pub struct Engine {
     redial: Redial,
     correlation: Correlation,
     hints: Hints,
+    scopes: Scopes,
     groups: Groups,
     /// Groups whose members' shares have changed.
     to_be_counted: BTreeSet<GroupId>,
     rng: SplitMix64,
+    /// The scope whose members are being brought in line just now,
+    keeping_together: Option<Place>,
+    /// and those that have to be, after it.
+    to_keep_together: Vec<Place>,
     /// Latest time seen: an earlier one is taken for this.
     now: Nanos,
     /// Row indices of the call under way; kept for its capacity.
@@ -56,6 +62,8 @@ struct Slot {
     hints: bool,
     /// Whether it is counted in `groups` as one that refuses.
     refuses: bool,
+    /// Whether it is a member in `scopes`.
+    shares: bool,
     breaker: Breaker,
     /// Its entry in `timers`; [`NO_TIMER`]: it has none.
     timer: Nanos,
@@ -73,9 +81,12 @@ impl Engine {
             redial: Redial::default(),
             correlation: Correlation::default(),
             hints: Hints::default(),
+            scopes: Scopes::default(),
             groups: Groups::default(),
             to_be_counted: BTreeSet::new(),
             rng: SplitMix64::new(seed),
+            keeping_together: None,
+            to_keep_together: Vec::new(),
             now: Nanos::ZERO,
             scratch: Vec::new(),
         }
@@ -94,7 +105,7 @@ impl Engine {
                 settings,
                 generation,
             } => {
-                if !self.make_room(row) {
+                if !self.make_room(row, out) {
                     return;
                 }
                 if self.contains(row) {
@@ -106,6 +117,7 @@ impl Engine {
                 }
                 let breaker = Breaker::new(target, settings, generation, self.now);
                 self.insert(row, breaker);
+                self.share(row.index, out);
             }
             Event::Calls {
                 row,
@@ -119,6 +131,7 @@ impl Engine {
                 self.step(row, out, |b, step| b.calls(kind, last_seq, window, step));
             }
             Event::ProbeStarted { row, generation } => {
+                self.claimed(row, generation, out);
                 self.step(row, out, |b, step| b.probe_started(generation, step));
             }
             Event::ProbeEnded {
@@ -126,9 +139,12 @@ impl Engine {
                 generation,
                 outcome,
                 last_seqs,
-            } => self.step(row, out, |b, step| {
-                b.probe_ended(generation, outcome, last_seqs, step);
-            }),
+            } => {
+                self.claimed(row, generation, out);
+                self.step(row, out, |b, step| {
+                    b.probe_ended(generation, outcome, last_seqs, step);
+                });
+            }
             Event::DialEnded { target, success } => self.dial_ended(target, success, out),
             Event::Trip {
                 row,
@@ -145,6 +161,10 @@ impl Engine {
                 b.force(State::ForcedClosed, until, last_seqs, step);
             }),
             Event::Reset { row, last_seqs } => {
+                // One that follows is open for the leader's sake: what is shared starts anew.
+                if let Some(leader) = self.leader_of(row) {
+                    self.step(leader, out, |b, step| b.reset_for_all(step));
+                }
                 self.step(row, out, |b, step| b.reset(last_seqs, step));
             }
             Event::Groups { row, groups } => {
@@ -156,7 +176,7 @@ impl Engine {
             }
             Event::Forget { row } => {
                 if self.slot(row).is_some() {
-                    self.remove(row.index);
+                    self.remove(row.index, out);
                 }
                 let left = self.groups.forget(row);
                 self.keep_shares(&left, out);
@@ -201,7 +221,7 @@ impl Engine {
         out: &mut Vec<Action>,
     ) {
         self.now = self.now.max(now);
-        if self.contains(row) || !self.make_room(row) {
+        if self.contains(row) || !self.make_room(row, out) {
             return;
         }
         let breaker = Breaker::new(target, settings, saved.generation, self.now);
@@ -265,7 +285,7 @@ impl Engine {
             .then(|| self.redial.next_dial(slot.breaker.target()))
             .flatten()
             .map(|at| at.max(now));
-        Some(slot.breaker.view(next_redial_at))
+        Some(slot.breaker.view(next_redial_at, self.leader_of(row)))
     }
 
     /// One of the row's windows as its breaker would judge it at `now`; `None` when it has none in
@@ -305,6 +325,7 @@ impl Engine {
             waits: false,
             hints: false,
             refuses: false,
+            shares: false,
             breaker,
             timer: NO_TIMER,
         };
@@ -313,7 +334,7 @@ impl Engine {
     }
 
     /// Gives up a former owner of the row's index. False when the row itself is a former owner.
-    fn make_room(&mut self, row: RowId) -> bool {
+    fn make_room(&mut self, row: RowId, out: &mut Vec<Action>) -> bool {
         let Some(slot) = self.breakers.get(&row.index) else {
             return true;
         };
@@ -324,7 +345,7 @@ impl Engine {
         let incarnation = slot.incarnation;
         let newer = row.incarnation.wrapping_sub(incarnation) < 1 << 31;
         if newer {
-            self.remove(row.index);
+            self.remove(row.index, out);
             let index = row.index;
             self.groups.forget(RowId { index, incarnation });
         }
@@ -361,6 +382,7 @@ impl Engine {
         if self.settle(row.index) {
             self.keep_shares_of(row.index, out);
         }
+        self.share(row.index, out);
     }
 
     fn step_index(
@@ -442,7 +464,7 @@ impl Engine {
             let mut quiet = false;
             self.step_index(index, out, |b, _| quiet = b.is_quiet(now));
             if quiet {
-                self.remove(index);
+                self.remove(index, out);
             }
         }
         self.scratch = due;
@@ -525,7 +547,7 @@ impl Engine {
         Some((last.1, last.2))
     }
 
-    fn remove(&mut self, index: u32) {
+    fn remove(&mut self, index: u32, out: &mut Vec<Action>) {
         let Some(slot) = self.breakers.remove(&index) else {
             return;
         };
@@ -541,6 +563,152 @@ impl Engine {
         if slot.refuses {
             self.groups.change(index, false);
         }
+        if slot.shares {
+            let place = slot.breaker.place();
+            self.scopes.leave(place, index);
+            self.keep_together(place, out);
+        }
+    }
+
+    /// The row that another one follows.
+    fn leader_of(&self, row: RowId) -> Option<RowId> {
+        let slot = self.slot(row).filter(|slot| slot.breaker.is_follower())?;
+        let index = self.scopes.leader(slot.breaker.place())?;
+        let incarnation = self.breakers.get(&index)?.incarnation;
+        Some(RowId { index, incarnation })
+    }
+
+    /// A probe slot of a row was claimed: if it was offered for its leader, the row leads now.
+    fn claimed(&mut self, row: RowId, generation: u32, out: &mut Vec<Action>) {
+        let offers = self
+            .slot(row)
+            .is_some_and(|slot| slot.breaker.offers(generation));
+        let leader = self.leader_of(row).filter(|_| offers);
+        let Some(leader) = leader.and_then(|leader| self.breakers.get(&leader.index)) else {
+            return;
+        };
+        let (place, round) = (leader.breaker.place(), leader.breaker.round());
+        self.scopes.lead(place, Some(row.index));
+        self.step(row, out, |b, step| b.take_over(round, step));
+    }
+
+    /// Brings a row's membership in line with its policy, and then all members with their leader.
+    fn share(&mut self, index: u32, out: &mut Vec<Action>) {
+        let Some(slot) = self.breakers.get_mut(&index) else {
+            return;
+        };
+        let shares = slot.breaker.shares_scope();
+        if !shares && !slot.shares {
+            return;
+        }
+        let place = slot.breaker.place();
+        if shares != slot.shares {
+            slot.shares = shares;
+            if shares {
+                self.scopes.join(place, index);
+            } else {
+                self.scopes.leave(place, index);
+                self.step_index(index, out, |b, step| b.released_by_leader(false, step));
+            }
+        }
+        self.keep_together(place, out);
+    }
+
+    /// Members of a scope do what their leader does.
+    fn keep_together(&mut self, place: Place, out: &mut Vec<Action>) {
+        if let Some(under_way) = self.keeping_together {
+            // A step below has come here again: of this scope the loop there sees what it did.
+            if under_way != place {
+                self.to_keep_together.push(place);
+            }
+            return;
+        }
+        self.to_keep_together.push(place);
+        while let Some(place) = self.to_keep_together.pop() {
+            self.keeping_together = Some(place);
+            self.keep_members_together(place, out);
+            self.keeping_together = None;
+        }
+    }
+
+    fn keep_members_together(&mut self, place: Place, out: &mut Vec<Action>) {
+        let members = self.scopes.members(place);
+        // Each turn ends with one leader less, or with all that follow following.
+        for _ in 0..=members.len() {
+            let Some(leader) = self.chosen_leader(place, &members, out) else {
+                break;
+            };
+            let lead = self
+                .breakers
+                .get(&leader)
+                .and_then(|slot| slot.breaker.lead());
+            let Some(lead) = lead else { continue };
+            for &index in members.iter().filter(|index| **index != leader) {
+                if self.may_follow(index) {
+                    self.step_index(index, out, |b, step| b.follow(&lead, step));
+                }
+            }
+            let goes_on = self.breakers.get(&leader);
+            if goes_on.is_some_and(|slot| slot.breaker.lead().is_some()) {
+                break;
+            }
+        }
+    }
+
+    /// Who leads: whoever did, while it is open; else a follower, unless the leader has healed; else one that
+    /// has opened by itself.
+    fn chosen_leader(
+        &mut self,
+        place: Place,
+        members: &[u32],
+        out: &mut Vec<Action>,
+    ) -> Option<u32> {
+        let of = |engine: &Self, index: u32, is: fn(&Breaker) -> bool| {
+            engine
+                .breakers
+                .get(&index)
+                .is_some_and(|slot| is(&slot.breaker))
+        };
+        let before = self.scopes.leader(place);
+        if let Some(leader) = before {
+            if of(self, leader, |b| b.lead().is_some()) {
+                return Some(leader);
+            }
+            self.scopes.lead(place, None);
+            if of(self, leader, Breaker::has_healed) {
+                let ramps = of(self, leader, Breaker::ramps);
+                for &index in members {
+                    self.step_index(index, out, |b, step| b.released_by_leader(ramps, step));
+                }
+            }
+        }
+        let followers: Vec<u32> = members
+            .iter()
+            .copied()
+            .filter(|index| of(self, *index, Breaker::is_follower))
+            .collect();
+        let own = members
+            .iter()
+            .copied()
+            .find(|index| of(self, *index, |b| b.lead().is_some()));
+        let leader = own.or(followers.first().copied())?;
+        self.scopes.lead(place, Some(leader));
+        if own.is_none() {
+            self.step_index(leader, out, Breaker::promote);
+        }
+        Some(leader)
+    }
+
+    /// Whether a member may be open for another one's sake: one that is already may, and one that is closed
+    /// unless something holds it back.
+    fn may_follow(&self, index: u32) -> bool {
+        let Some(slot) = self.breakers.get(&index) else {
+            return false;
+        };
+        let breaker = &slot.breaker;
+        breaker.state() != State::Closed
+            || (!self.correlation.holds()
+                && self.groups.full(index, breaker.max_open_share()).is_none())
     }
 }
 
