@@ -21,6 +21,7 @@ mod exchange;
 mod follow;
 mod keepalive;
 mod kernel;
+mod limits;
 mod maps;
 mod opaque;
 mod outcome;

@@ -31,7 +31,7 @@ pub static COUNTERS: Array<Counters> = Array::with_max_entries(1, BPF_F_MMAPABLE
 #[map]
 pub static KEYS: HashMap<DestinationKey, u32> = HashMap::with_max_entries(16, 0);
 
-/// The rows; 0 is the `other` row. Mapped, `max_destinations` + 1 entries of 512 bytes.
+/// The rows; 0 is the `other` row. Mapped, `max_destinations` + 1 entries of 576 bytes.
 #[map]
 pub static ROWS: Array<Row> = Array::with_max_entries(17, BPF_F_MMAPABLE);
 
@@ -67,7 +67,7 @@ pub static HISTOGRAMS: Array<Histogram> = Array::with_max_entries(16, BPF_F_MMAP
 #[map]
 pub static FREE_HISTOGRAMS: Queue<u32> = Queue::with_max_entries(16, 0);
 
-/// Settings of each policy. Written by the agent. Mapped, 40 bytes an entry.
+/// Settings of each policy. Written by the agent. Mapped, 56 bytes an entry.
 #[map]
 pub static POLICIES: Array<Settings> = Array::with_max_entries(1, BPF_F_MMAPABLE);
 

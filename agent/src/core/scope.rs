@@ -45,7 +45,7 @@ pub(super) struct Lead {
     pub(super) reason: Reason,
     pub(super) until: Nanos,
     pub(super) cooldown: Nanos,
-    pub(super) misled: u32,
+    pub(super) misled: u8,
     pub(super) distrust_until: Nanos,
     pub(super) outage_since: Nanos,
 }

@@ -8,7 +8,7 @@ use std::{collections::HashMap, path::PathBuf, sync::Arc};
 
 use agent_common::{
     EventKind, Mode, OTHER_ROW, Row as KernelRow, Settings, Verdict,
-    event::{EVENT_OUR_TIMEOUT, EVENT_WOULD},
+    event::{EVENT_LIMIT, EVENT_OUR_TIMEOUT, EVENT_WOULD},
     key::ManualKey,
     row::ROW_PROTECTED,
     verdict::{STATE_FORCED_CLOSED, STATE_FORCED_OPEN},
@@ -172,8 +172,8 @@ pub struct Node {
     pub(super) unnamed: Vec<RowId>,
     /// When losses were last looked at.
     pub(super) losses_at: Nanos,
-    /// Refusals that the last `rejected` event of a row had counted.
-    pub(super) reported: HashMap<RowId, u64>,
+    /// Refusals that the last `rejected` event of a row had counted: by its breaker, by a limit.
+    pub(super) reported: HashMap<RowId, [u64; 2]>,
     pub(super) lost: u64,
 }
 
@@ -287,6 +287,17 @@ impl Node {
             }
             Notice::Bypassed(row, reason, group) => self.bypassed(row, reason, group),
             Notice::Correlated(change) => self.correlated(change),
+            Notice::Drained(id, on_open, connections) => {
+                let Some(row) = self.shown(id) else { return };
+                let event = Event::Drained {
+                    destination: view::destination(id, &row),
+                    workload: view::workload(id, &row, &mut self.names),
+                    netns: netns(&row),
+                    on_open: on_open.to_string(),
+                    connections,
+                };
+                self.say(event);
+            }
             Notice::Kernel(event) => {
                 let id = RowId {
                     index: event.row,
@@ -399,27 +410,38 @@ impl Node {
 
     fn rejected(&mut self, id: RowId, event: &agent_common::Event) {
         let Some(row) = self.shown(id) else { return };
-        let total = row.rejected_breaker + row.would_reject_breaker;
-        let before = self.reported.insert(id, total).unwrap_or(0);
+        let totals = [
+            row.rejected_breaker + row.would_reject_breaker,
+            row.rejected_limit + row.would_reject_limit,
+        ];
+        let before = self.reported.insert(id, totals).unwrap_or_default();
+        let is_limit = event.flags & EVENT_LIMIT != 0;
         let mode = if event.flags & EVENT_WOULD != 0 {
             api::Mode::Observe
         } else {
             api::Mode::Enforce
         };
-        self.journal.publish(
-            WallClock::read().at(Nanos(event.at_ns)),
-            Event::Rejected {
-                destination: view::destination(id, &row),
-                workload: view::workload(id, &row, &mut self.names),
-                netns: netns(&row),
-                reason: "breaker".to_owned(),
-                count: total.saturating_sub(before).max(1),
-                pid: event.pid,
-                comm: comm(&event.comm),
-                mode,
-                generation: event.generation,
-            },
-        );
+        // One event of the kernel a second may stand for both reasons.
+        for (place, reason) in ["breaker", "limit"].into_iter().enumerate() {
+            let count = totals[place].saturating_sub(before[place]);
+            if count == 0 && (place == 1) != is_limit {
+                continue;
+            }
+            self.journal.publish(
+                WallClock::read().at(Nanos(event.at_ns)),
+                Event::Rejected {
+                    destination: view::destination(id, &row),
+                    workload: view::workload(id, &row, &mut self.names),
+                    netns: netns(&row),
+                    reason: reason.to_owned(),
+                    count: count.max(1),
+                    pid: event.pid,
+                    comm: comm(&event.comm),
+                    mode,
+                    generation: event.generation,
+                },
+            );
+        }
     }
 }
 

@@ -4,13 +4,16 @@ use std::sync::Arc;
 
 use agent_common::{
     PolicyKey, Settings,
-    row::{FAIL_5XX, ROW_PROTECTED},
+    row::{FAIL_5XX, ROW_LIMITED, ROW_PROTECTED},
     syn::first_timeout_ticks,
 };
 
 use crate::{
     core::{BreakerSettings, HungRule, Nanos, WaitLimits},
-    policy::{Config, Destination, Hung, KnownName, Policy, ReadAction, Scope, StatusPattern},
+    policy::{
+        Config, Destination, Hung, KnownName, Limits, OnOpen, Policy, ReadAction, Scope,
+        StatusPattern,
+    },
 };
 
 /// How long a probe may take beyond the connect timeout before its slot is taken back.
@@ -41,6 +44,8 @@ pub struct Plan {
     pub breakers: Vec<Arc<BreakerSettings>>,
     /// By policy: the timeouts that the agent watches.
     pub waits: Vec<WaitLimits>,
+    /// By policy: what becomes of connections when its breaker opens.
+    pub on_open: Vec<OnOpen>,
     /// By policy: the name.
     pub names: Vec<Arc<str>>,
     /// For the kernel's policy trie: key, prefix length, policy.
@@ -62,6 +67,7 @@ impl Plan {
             .map(|policy| Arc::new(breaker_settings(policy, ticks)))
             .collect();
         let waits = policies.iter().map(|policy| wait_limits(policy)).collect();
+        let on_open = policies.iter().map(|p| p.breaker.on_open).collect();
         let names = policies
             .iter()
             .map(|policy| Arc::from(policy.name.as_str()))
@@ -75,6 +81,7 @@ impl Plan {
             settings,
             breakers,
             waits,
+            on_open,
             names,
             entries,
             config,
@@ -113,6 +120,13 @@ impl Plan {
         self.waits.get(policy as usize).unwrap_or(&self.waits[0])
     }
 
+    /// What becomes of the connections of a row with these settings when its breaker opens. Out of
+    /// range: defaults.
+    pub fn on_open(&self, policy: u32) -> OnOpen {
+        let of = self.on_open.get(policy as usize);
+        *of.unwrap_or(&self.on_open[0])
+    }
+
     /// Whether some policy has options set from outside.
     pub fn sets_options(&self) -> bool {
         self.waits.iter().any(|waits| waits.options().is_some())
@@ -142,7 +156,11 @@ fn kernel_settings(policy: &Policy, index: u32, ticks: Ticks) -> Settings {
         gave_up_ms: policy.breaker.gave_up.map_or(0, millis),
         probe_limit: policy.breaker.probes,
         policy: index,
-        flags: 0,
+        flags: if policy.limits == Limits::OFF {
+            0
+        } else {
+            ROW_LIMITED
+        },
         slow_call_us: policy.breaker.slow_call.map_or(0, |slow| {
             u32::try_from(slow.as_micros()).unwrap_or(u32::MAX)
         }),
@@ -160,6 +178,10 @@ fn kernel_settings(policy: &Policy, index: u32, ticks: Ticks) -> Settings {
             .timeouts
             .keepalive
             .map_or(0, |idle| millis(idle).div_ceil(1000)),
+        connections_most: policy.limits.connections.unwrap_or(0),
+        pending_most: policy.limits.pending.unwrap_or(0),
+        connects_per_second: policy.limits.connects_per_second.unwrap_or(0),
+        limit_errno: policy.breaker.errno.number().unsigned_abs(),
     }
 }
 

@@ -193,6 +193,7 @@ async fn serve(
         reserved: [0; 3],
     });
     let (dials, orders) = std_mpsc::channel();
+    let drains = std_mpsc::channel();
     let hidden = Hidden::default();
     let seed = clock::now().0 ^ (u64::from(std::process::id()) << 32);
     let (reactor, mut notices) = Reactor::start(
@@ -200,6 +201,7 @@ async fn serve(
         Arc::clone(&table),
         Arc::clone(&plan),
         dials,
+        drains.0.clone(),
         hidden.clone(),
         seed,
     )?;
@@ -211,6 +213,7 @@ async fn serve(
         hidden.clone(),
         reactor.commander(),
         kernel.lent(),
+        drains,
     )?;
     kernel.set_options_lent(plan.sets_options());
     let journal = Arc::new(Journal::new(events_kept));

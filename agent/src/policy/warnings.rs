@@ -13,7 +13,6 @@ use super::{
 /// as the parts are built.
 pub(super) const NOT_ENFORCED: &[&str] = &[
     "breaker.failure_status",
-    "breaker.on_open",
     "retry.limit",
     "retry.budget",
     "retry.window",
@@ -22,13 +21,10 @@ pub(super) const NOT_ENFORCED: &[&str] = &[
     "retry.max_held",
     "retry.spin_per_second",
     "retry.refuse_non_idempotent",
-    "limits.connections",
-    "limits.pending",
-    "limits.connects_per_second",
 ];
 
 /// Settings on the list whose built-in value is how this version behaves.
-const BUILT_IN_ACTS: &[&str] = &["breaker.failure_status", "breaker.on_open"];
+const BUILT_IN_ACTS: &[&str] = &["breaker.failure_status"];
 
 /// Whether this version does what a setting of this value says.
 pub(super) fn is_acted_upon(key: &str, value: &str) -> bool {

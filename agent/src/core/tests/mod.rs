@@ -18,6 +18,7 @@ mod saved;
 mod scope;
 mod simulation;
 mod table;
+mod trials;
 mod waits;
 mod windows;
 

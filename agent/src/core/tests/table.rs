@@ -26,6 +26,8 @@ enum Kind {
     DialAnsweredAfterMisleading,
     DialAnsweredMuchLater,
     DialFailed,
+    Refused,
+    RefusedOften,
     Trip,
     HoldClosed,
     Reset,
@@ -63,6 +65,7 @@ fn kinds_of(event: &Event<'_>) -> &'static [Kind] {
             DialAnsweredMuchLater,
             DialFailed,
         ],
+        Event::Refused { .. } => &[Refused, RefusedOften],
         Event::Trip { .. } => &[Trip],
         Event::HoldClosed { .. } => &[HoldClosed],
         Event::Reset { .. } => &[Reset],
@@ -72,7 +75,7 @@ fn kinds_of(event: &Event<'_>) -> &'static [Kind] {
     }
 }
 
-const KINDS: [Kind; 26] = [
+const KINDS: [Kind; 28] = [
     ConfiguredAgain,
     ConfiguredOff,
     CallsHealthy,
@@ -92,6 +95,8 @@ const KINDS: [Kind; 26] = [
     DialAnsweredAfterMisleading,
     DialAnsweredMuchLater,
     DialFailed,
+    Refused,
+    RefusedOften,
     Trip,
     HoldClosed,
     Reset,
@@ -108,7 +113,7 @@ const FO: Option<State> = Some(State::ForcedOpen);
 const FC: Option<State> = Some(State::ForcedClosed);
 const GONE: Option<State> = None;
 
-/// The same where the breaker opened on exchanges: dials do nothing.
+/// The same where the breaker opened on exchanges: the first dial admits nothing.
 #[rustfmt::skip]
 fn next_opened_on_exchanges(kind: Kind) -> [Option<State>; State::ALL.len()] {
     match kind {
@@ -145,6 +150,9 @@ fn next(kind: Kind) -> [Option<State>; State::ALL.len()] {
         DialAnsweredAfterMisleading => [C, H, O, FO, FC],
         DialAnsweredMuchLater       => [C, H, H, FO, FC],
         DialFailed       => [C,     O,    H,    FO,   FC],
+        Refused          => [C,     O,    H,    FO,   FC],
+        // A trial at most: the state stays.
+        RefusedOften     => [C,     O,    H,    FO,   FC],
         Trip             => [FO,    FO,   FO,   FO,   FO],
         HoldClosed       => [FC,    FC,   FC,   FC,   FC],
         Reset            => [C,     C,    C,    C,    C],
@@ -217,6 +225,20 @@ fn send(one: &mut One, kind: Kind) {
             Event::DialEnded {
                 target: target(1),
                 success: true,
+            }
+        }
+        Refused => Event::Refused {
+            row: ROW,
+            refused: 1,
+        },
+        RefusedOften => {
+            for refused in [1, 50] {
+                one.handle(Event::Refused { row: ROW, refused });
+            }
+            one.now = one.now + secs(1);
+            Event::Refused {
+                row: ROW,
+                refused: 51,
             }
         }
         Trip => Event::Trip {
@@ -301,7 +323,15 @@ fn meets(mut one: One, kind: Kind, expected: Option<State>) {
                 assert_eq!(generation, expected_generation);
                 at = to;
             }
-            Action::Dial { .. } => assert!(kind == DeadlineDue && on_connects),
+            // At once, where it asks whether the server is there.
+            Action::Dial { .. } => assert!(
+                state == State::Open
+                    && match kind {
+                        DeadlineDue => on_connects,
+                        DeadlineEarly => !on_connects,
+                        _ => false,
+                    }
+            ),
             Action::Bypassed { .. } => panic!("one row is no group"),
             Action::Correlated(_) => panic!("one destination is not many"),
         }
