@@ -300,10 +300,7 @@ fn errors_name_the_line() {
             &failure(1, 0).replace("connects", "none"),
             "want connects or exchanges",
         ),
-        (
-            &failure(1, 0).replace("T22", " at ten"),
-            "not an event",
-        ),
+        (&failure(1, 0).replace("T22", " at ten"), "not an event"),
     ] {
         let text = format!("{}\n{bad}", failure(1, 0));
         let error = read(text.as_bytes()).unwrap_err();
