@@ -16,12 +16,13 @@ use agent_common::{
         EVENT_EXCHANGE, EVENT_PROBE, OUTCOME_ABANDONED, OUTCOME_CLOSED_EARLY, OUTCOME_GAVE_UP,
         OUTCOME_HUNG, OUTCOME_OTHER, OUTCOME_RESET, OUTCOME_RESPONSE, OUTCOME_SLOW, OUTCOME_STATUS,
     },
+    http::{self, ASKS_ON, BODY_NONE},
     stamp::{
         KIND_GREETING, KIND_HANDSHAKE, KIND_REQUEST, PHASE_OPEN, PHASE_PENDING, PROTOCOL_ADOPTED,
         PROTOCOL_ADOPTED_BUSY, PROTOCOL_AMQP, PROTOCOL_HTTP1, PROTOCOL_MULTIPLEXED,
         PROTOCOL_OPAQUE, PROTOCOL_SSH, PROTOCOL_TLS, PROTOCOL_TUNNEL, PROTOCOL_UNKNOWN,
-        STAMP_HALF_CLOSED, STAMP_PROBE, STAMP_PROBE_BY_EXCHANGE, kind_of_request, pack_request,
-        unpack_request,
+        STAMP_HALF_CLOSED, STAMP_PROBE, STAMP_PROBE_BY_EXCHANGE, STAMP_WOULD, kind_of_request,
+        pack_request, unpack_request,
     },
     tls::{STAGE_ASKED, STAGE_FINISHED, STAGE_SETTLED, Sent},
 };
@@ -34,10 +35,9 @@ use aya_ebpf::{
 };
 
 use crate::{
-    atomics, begin, counted, events,
+    answers, atomics, begin, body, counted, events, head,
     opaque::hidden,
     outcome::{self, Window},
-    retry_after,
     segment::{self, Segment},
     stamps, tls,
 };
@@ -85,11 +85,15 @@ pub fn sent(ctx: SkBuffContext) -> i32 {
 pub fn received(ctx: SkBuffContext) -> i32 {
     // SAFETY: the program's context.
     unsafe {
-        if let Some(segment) = segment::of(ctx.skb.skb)
-            && let Some(stamp) = stamp_of(&ctx)
-            && (*stamp).phase == PHASE_OPEN
-        {
-            back(&ctx, stamp, segment);
+        let mut answer = 0;
+        if let Some(segment) = segment::or_answer::<true>(ctx.skb.skb, &mut answer) {
+            if let Some(stamp) = stamp_of(&ctx)
+                && (*stamp).phase == PHASE_OPEN
+            {
+                back(&ctx, stamp, segment);
+            }
+        } else if answer != 0 {
+            answers::heard(ctx.skb.skb, answer);
         }
     }
     PASS
@@ -169,6 +173,8 @@ unsafe fn out(ctx: &SkBuffContext, stamp: *mut Stamp, segment: Segment) {
                 if protocol == PROTOCOL_TLS {
                     kind = KIND_HANDSHAKE;
                     tls::sent(ctx.skb.skb, stamp, &segment);
+                } else if protocol == PROTOCOL_HTTP1 {
+                    (*stamp).tls_stage = asks(&head);
                 }
                 if (*stamp).in_end == 0
                     && let Some(row) = outcome::unpinned_row_of(stamp)
@@ -206,10 +212,15 @@ unsafe fn out(ctx: &SkBuffContext, stamp: *mut Stamp, segment: Segment) {
                     _ => true,
                 };
                 if !begins {
+                    if protocol == PROTOCOL_HTTP1 {
+                        (*stamp).tls_stage = ASKS_ON;
+                    }
                     return;
                 }
-                if protocol == PROTOCOL_TLS {
-                    (*stamp).tls_stage = STAGE_SETTLED;
+                match protocol {
+                    PROTOCOL_TLS => (*stamp).tls_stage = STAGE_SETTLED,
+                    PROTOCOL_HTTP1 => (*stamp).tls_stage = asks(&head),
+                    _ => {}
                 }
             }
         }
@@ -229,6 +240,12 @@ unsafe fn out(ctx: &SkBuffContext, stamp: *mut Stamp, segment: Segment) {
         (*stamp).request_seq = begin_seq;
         begin::begin(stamp, row, number + 1, now, kind);
     }
+}
+
+/// What a request of HTTP/1 asks for.
+#[inline(always)]
+fn asks(head: &[u8; HEAD]) -> u32 {
+    http::asks([head[0], head[1], head[2], head[3]])
 }
 
 const HANDSHAKE: u32 = Sent::Handshake as u32;
@@ -296,6 +313,10 @@ unsafe fn back(ctx: &SkBuffContext, stamp: *mut Stamp, segment: Segment) {
             // The middle of an answer, or what nobody asked for: a push, a ticket, a greeting.
             if protocol == PROTOCOL_UNKNOWN && before == 0 {
                 greeted(ctx, stamp, &segment);
+            } else if protocol == PROTOCOL_HTTP1 {
+                if (*stamp).tls_seen != BODY_NONE {
+                    body::goes_on(ctx.skb.skb, stamp, &segment);
+                }
             } else if may_be_ticket(stamp, protocol) {
                 tls::answers(ctx.skb.skb, stamp, &segment, 0);
             }
@@ -340,6 +361,9 @@ unsafe fn back(ctx: &SkBuffContext, stamp: *mut Stamp, segment: Segment) {
         if let Some(row) = outcome::row_of(stamp) {
             if kind == KIND_GREETING {
                 atomics::add32(&raw mut (*row).greeted, 1);
+            }
+            if protocol == PROTOCOL_HTTP1 {
+                body::begins(ctx.skb.skb, stamp, &segment, (*row).settings.flags);
             }
             let us = (now / 1000).saturating_sub(begun_us);
             let counted = counted(ctx, stamp, row);
@@ -403,8 +427,11 @@ unsafe fn status(skb: *mut __sk_buff, segment: &Segment, protocol: u32) -> u32 {
     unsafe {
         let head = segment::head(skb, *segment);
         let answer = hidden(classify::answer(&head, protocol, segment.payload) as u32);
-        if answer == Answer::Unavailable as u32 && retry_after::is_there(skb, segment) != 0 {
-            return Answer::UnavailableForNow as u32;
+        if answer == Answer::Unavailable as u32 {
+            let head = head::search(skb, segment);
+            if !head.is_null() && (*head).search.has_retry_after() {
+                return Answer::UnavailableForNow as u32;
+            }
         }
         answer
     }
@@ -496,6 +523,7 @@ unsafe fn answered(stamp: *mut Stamp, row: *mut Row, answered: Answered) {
             tell(stamp, now, seq, us, outcome, 0);
         }
         probe_ended(stamp, now, us, outcome);
+        would_ended(stamp, !is_failed);
     }
 }
 
@@ -559,6 +587,7 @@ pub unsafe fn closing(stamp: *mut Stamp, now: u64, change: &Change) -> bool {
         if !owed {
             // A connection without any exchange (a port check) says nothing, also as a probe.
             probe_ended(stamp, now, 0, OUTCOME_ABANDONED);
+            would_ended(stamp, true);
             return true;
         }
         if !atomics::replace32(&raw mut (*stamp).answers, answers, number) {
@@ -607,6 +636,7 @@ pub unsafe fn closing(stamp: *mut Stamp, now: u64, change: &Change) -> bool {
                 outcome
             };
             probe_ended(stamp, now, us, outcome);
+            would_ended(stamp, false);
             ended(row);
             return true;
         }
@@ -635,6 +665,7 @@ pub unsafe fn closing(stamp: *mut Stamp, now: u64, change: &Change) -> bool {
             };
             tell(stamp, now, seq, us, outcome, error);
             probe_ended(stamp, now, us, outcome);
+            would_ended(stamp, false);
         }
         ended(row);
     }
@@ -698,6 +729,29 @@ unsafe fn probe_ended(stamp: *mut Stamp, now: u64, us: u64, outcome: u32) {
                 0,
                 EVENT_PROBE | EVENT_EXCHANGE,
             );
+        }
+    }
+}
+
+/// Observe mode: what became of a connect that enforce mode would have refused. The first exchange
+/// tells, or the end of a connection that owes none; what the program gave up says nothing.
+#[inline(always)]
+unsafe fn would_ended(stamp: *mut Stamp, went_well: bool) {
+    // SAFETY: by the caller, map memory.
+    unsafe {
+        if (*stamp).flags & STAMP_WOULD == 0 {
+            return;
+        }
+        (*stamp).flags &= !STAMP_WOULD;
+        if let Some(row) = outcome::row_of(stamp)
+            && (*row).incarnation == (*stamp).incarnation
+        {
+            let count = if went_well {
+                &raw mut (*row).would_succeeded
+            } else {
+                &raw mut (*row).would_failed
+            };
+            atomics::add(count, 1);
         }
     }
 }

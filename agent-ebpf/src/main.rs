@@ -11,21 +11,24 @@
 )]
 
 mod adopt;
+mod answers;
 mod atomics;
 mod begin;
+mod body;
 mod connect;
 mod counted;
 mod events;
 mod exchange;
 mod follow;
+mod head;
 mod keepalive;
 mod kernel;
+mod limits;
 mod maps;
 mod opaque;
 mod outcome;
 mod probes;
 mod release;
-mod retry_after;
 mod rows;
 mod segment;
 mod settle;

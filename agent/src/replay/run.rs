@@ -166,7 +166,7 @@ impl<'a> Replay<'a> {
             .destination
             .parse()
             .map_err(|_| "no destination with a breaker")?;
-        let resolution = plan.config.resolve(&destination, Some(&key.workload), None);
+        let resolution = plan.config.resolve(&destination, Some(&key.workload), &[]);
         if resolution.protected {
             return Err("protected");
         }
@@ -495,7 +495,7 @@ impl<'a> Replay<'a> {
                         self.push(now + DIAL, row, 0, 0, What::DialEnds { answered });
                     }
                 }
-                Action::Correlated(_) | Action::Redialled { .. } => {}
+                Action::Bypassed { .. } | Action::Correlated(_) | Action::Redialled { .. } => {}
             }
         }
     }

@@ -236,7 +236,7 @@ impl Backstop {
                     shadow.set(verdict, until, probe_limit);
                 }
                 Action::Transition { .. } => self.transitions += 1,
-                Action::Correlated(_) | Action::Redialled { .. } => {}
+                Action::Correlated(_) | Action::Bypassed { .. } | Action::Redialled { .. } => {}
                 Action::Dial { target } => {
                     let endpoint = u16::from_be(target.port_be) as usize;
                     self.seed = hash(self.seed);

@@ -5,6 +5,7 @@ mod contract;
 mod correlated;
 mod ends;
 mod evaluate;
+mod groups;
 mod harmless;
 mod hints;
 mod hung;
