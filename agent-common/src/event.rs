@@ -64,6 +64,8 @@ pub const EVENT_PROBE: u32 = 1 << 1;
 pub const EVENT_EXCHANGE: u32 = 1 << 3;
 /// Observe mode: it would have been refused, or timed out, and was not.
 pub const EVENT_WOULD: u32 = 1 << 2;
+/// Refused by a limit, not by the breaker.
+pub const EVENT_LIMIT: u32 = 1 << 4;
 
 /// Established.
 pub const OUTCOME_ESTABLISHED: u32 = 1;

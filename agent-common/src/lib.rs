@@ -1,7 +1,7 @@
 //! The binary interface (ABI) between the kernel programs (`agent-ebpf`) and the agent (`agent`).
 //!
 //! Nothing else lives here, except arithmetic that both sides must do alike (the call window, the
-//! latency buckets), so that the code that runs in the kernel is property-tested natively.
+//! latency buckets, the limits), so that the code that runs in the kernel is property-tested natively.
 //!
 //! Rules for every shared type: `repr(C)`, fixed-width integers, no `bool`, `enum`, `Option` or
 //! implicit padding, [`bytemuck::Pod`], and a compile-time check of size and offsets. A number in
@@ -10,6 +10,7 @@
 #![no_std]
 
 pub mod adopt;
+pub mod answer;
 pub mod classify;
 pub mod control;
 pub mod event;
@@ -17,6 +18,7 @@ pub mod histogram;
 pub mod http;
 pub mod key;
 pub mod lent;
+pub mod limits;
 pub mod ramp;
 pub mod row;
 pub mod stamp;
@@ -26,6 +28,7 @@ pub mod verdict;
 pub mod window;
 
 pub use adopt::AdoptOffsets;
+pub use answer::HeardAnswer;
 pub use control::{Control, Counters, Mode, Offsets};
 pub use event::{Event, EventKind};
 pub use key::{DestinationKey, PolicyKey};

@@ -2,13 +2,13 @@
 
 use agent_common::{
     COMM_LEN, DestinationKey, Event, EventKind, Mode, Row, Stamp, Verdict,
-    event::EVENT_WOULD,
+    event::{EVENT_LIMIT, EVENT_WOULD},
     key::mapped,
     ramp,
-    row::ROW_PROTECTED,
+    row::{ROW_LIMITED, ROW_PROTECTED},
     stamp::{
-        PHASE_IDLE, PHASE_OPEN, PHASE_STAMPED, STAMP_OBSERVED, STAMP_PROBE,
-        STAMP_PROBE_BY_EXCHANGE, STAMP_UNJUDGED,
+        PHASE_IDLE, PHASE_OPEN, PHASE_STAMPED, STAMP_CLAIMED, STAMP_OBSERVED, STAMP_PROBE,
+        STAMP_PROBE_BY_EXCHANGE, STAMP_UNJUDGED, STAMP_WOULD,
     },
     syn::first_timeout_ticks,
     verdict::{
@@ -32,6 +32,8 @@ use crate::{
     atomics, events,
     exchange::{self, Change},
     kernel::TcpSocket,
+    limits,
+    opaque::hidden,
     outcome, probes, rows,
     stamps::{self, Found},
     user_timeout,
@@ -166,6 +168,7 @@ fn judge(ctx: &SockAddrContext, addr: [u8; 16], ifindex: u32) -> i32 {
 
         let verdict = Verdict::unpack(atomics::load(&raw const (*row).verdict));
         let mut flags = if is_kernels { STAMP_UNJUDGED } else { 0 };
+        let mut why = 0;
         if acting && verdict.state != STATE_CLOSED {
             let left = atomics::load(&raw const (*row).verdict_until_ns).saturating_sub(now);
             let passes = match verdict.state {
@@ -189,19 +192,50 @@ fn judge(ctx: &SockAddrContext, addr: [u8; 16], ifindex: u32) -> i32 {
                 _ => true,
             };
             if !passes {
-                let enforced = mode == Mode::ENFORCE;
-                refused(row, index, &verdict, now, pid_tgid, enforced);
-                if enforced {
-                    refuse_with(verdict.errno);
-                    return REFUSE;
-                }
+                why = BY_BREAKER;
             }
+        }
+        if acting && why == 0 && (*row).settings.flags & ROW_LIMITED != 0 {
+            let enforces = u32::from(mode == Mode::ENFORCE);
+            if limits::claim(row, now, enforces) != limits::PASSES {
+                why = BY_LIMIT;
+                if flags & STAMP_PROBE != 0 && enforces != 0 {
+                    probes::give_back(row, verdict.generation);
+                }
+            } else if enforces != 0 {
+                flags |= STAMP_CLAIMED;
+            }
+            flags = hidden(flags);
+        }
+        if why != 0 {
+            let enforced = mode == Mode::ENFORCE;
+            let generation = verdict.generation;
+            let errno = if why == BY_LIMIT {
+                (*row).settings.limit_errno
+            } else {
+                u32::from(verdict.errno)
+            };
+            let refusal = Refusal {
+                why,
+                errno,
+                generation,
+                enforced,
+            };
+            refused(row, index, &refusal, now, pid_tgid);
+            if enforced {
+                refuse_with(errno);
+                return REFUSE;
+            }
+            flags |= STAMP_WOULD;
         }
 
         let Some(found) = stamps::claim(cookie) else {
             rows::count(|c| &raw mut (*c).unstamped);
             if flags & STAMP_PROBE != 0 {
                 probes::give_back(row, verdict.generation);
+            }
+            if flags & STAMP_CLAIMED != 0 {
+                limits::unstamped(row);
             }
             return ALLOW;
         };
@@ -246,7 +280,7 @@ fn judge(ctx: &SockAddrContext, addr: [u8; 16], ifindex: u32) -> i32 {
 /// Sets what connect() returns. Newer kernels want the verifier to know that the value is an errno
 /// (-4095 to 0), and look at all 64 bits of it; aya's binding passes 32.
 #[inline(always)]
-unsafe fn refuse_with(errno: u16) {
+unsafe fn refuse_with(errno: u32) {
     /// BPF_FUNC_set_retval (include/uapi/linux/bpf.h).
     const SET_RETVAL: usize = 187;
     const MAX_ERRNO: i64 = 4095;
@@ -283,6 +317,7 @@ unsafe fn unfinished(ctx: &SockAddrContext, found: Found, now: u64) {
                     cookie: bpf_get_socket_cookie(ctx.as_ptr()),
                 };
                 exchange::closing(found.stamp, now, &change);
+                limits::over(found.stamp);
             }
             PHASE_STAMPED => {
                 user_timeout::give_back(ctx.as_ptr(), found.stamp);
@@ -315,23 +350,41 @@ unsafe fn bound(stamp: *mut Stamp, row: *mut Row, own: u32) {
     }
 }
 
+/// A refusal's reason: the breaker.
+const BY_BREAKER: u32 = 1;
+/// A refusal's reason: a limit.
+const BY_LIMIT: u32 = 2;
+
+/// A connect that is refused, or would be.
+struct Refusal {
+    /// [`BY_BREAKER`] or [`BY_LIMIT`].
+    why: u32,
+    /// What `connect()` ends with (positive).
+    errno: u32,
+    /// Of the verdict.
+    generation: u32,
+    /// Whether it is refused in truth.
+    enforced: bool,
+}
+
 /// Counts a refusal (or one that observe mode forgoes) and reports it now and then.
 #[inline(always)]
-unsafe fn refused(
-    row: *mut Row,
-    index: u32,
-    verdict: &Verdict,
-    now: u64,
-    pid_tgid: u64,
-    enforced: bool,
-) {
+unsafe fn refused(row: *mut Row, index: u32, refusal: &Refusal, now: u64, pid_tgid: u64) {
+    let &Refusal {
+        why,
+        errno,
+        generation,
+        enforced,
+    } = refusal;
     // SAFETY: by the caller.
     unsafe {
-        if enforced {
-            atomics::add(&raw mut (*row).rejected_breaker, 1);
-        } else {
-            atomics::add(&raw mut (*row).would_reject_breaker, 1);
-        }
+        let counter = match (why, enforced) {
+            (BY_LIMIT, true) => &raw mut (*row).rejected_limit,
+            (BY_LIMIT, false) => &raw mut (*row).would_reject_limit,
+            (_, true) => &raw mut (*row).rejected_breaker,
+            (_, false) => &raw mut (*row).would_reject_breaker,
+        };
+        atomics::add(counter, 1);
         let last = atomics::load(&raw const (*row).last_reject_event_ns);
         if now.saturating_sub(last) < REJECT_EVENT_EVERY_NS && last != 0 {
             return;
@@ -343,12 +396,13 @@ unsafe fn refused(
             kind: EventKind::REJECTED,
             row: index,
             incarnation: (*row).incarnation,
-            generation: verdict.generation,
+            generation,
             at_ns: now,
-            errno: u32::from(verdict.errno),
+            errno,
             pid: (pid_tgid >> 32) as u32,
             tid: pid_tgid as u32,
-            flags: if enforced { 0 } else { EVENT_WOULD },
+            flags: if enforced { 0 } else { EVENT_WOULD }
+                | if why == BY_LIMIT { EVENT_LIMIT } else { 0 },
             ..events::EMPTY
         };
         bpf_get_current_comm(event.comm.as_mut_ptr().cast(), COMM_LEN as u32);

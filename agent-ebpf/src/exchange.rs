@@ -21,8 +21,8 @@ use agent_common::{
         KIND_GREETING, KIND_HANDSHAKE, KIND_REQUEST, PHASE_OPEN, PHASE_PENDING, PROTOCOL_ADOPTED,
         PROTOCOL_ADOPTED_BUSY, PROTOCOL_AMQP, PROTOCOL_HTTP1, PROTOCOL_MULTIPLEXED,
         PROTOCOL_OPAQUE, PROTOCOL_SSH, PROTOCOL_TLS, PROTOCOL_TUNNEL, PROTOCOL_UNKNOWN,
-        STAMP_HALF_CLOSED, STAMP_PROBE, STAMP_PROBE_BY_EXCHANGE, kind_of_request, pack_request,
-        unpack_request,
+        STAMP_HALF_CLOSED, STAMP_PROBE, STAMP_PROBE_BY_EXCHANGE, STAMP_WOULD, kind_of_request,
+        pack_request, unpack_request,
     },
     tls::{STAGE_ASKED, STAGE_FINISHED, STAGE_SETTLED, Sent},
 };
@@ -35,7 +35,7 @@ use aya_ebpf::{
 };
 
 use crate::{
-    atomics, begin, body, counted, events, head,
+    answers, atomics, begin, body, counted, events, head,
     opaque::hidden,
     outcome::{self, Window},
     segment::{self, Segment},
@@ -85,11 +85,15 @@ pub fn sent(ctx: SkBuffContext) -> i32 {
 pub fn received(ctx: SkBuffContext) -> i32 {
     // SAFETY: the program's context.
     unsafe {
-        if let Some(segment) = segment::of(ctx.skb.skb)
-            && let Some(stamp) = stamp_of(&ctx)
-            && (*stamp).phase == PHASE_OPEN
-        {
-            back(&ctx, stamp, segment);
+        let mut answer = 0;
+        if let Some(segment) = segment::or_answer::<true>(ctx.skb.skb, &mut answer) {
+            if let Some(stamp) = stamp_of(&ctx)
+                && (*stamp).phase == PHASE_OPEN
+            {
+                back(&ctx, stamp, segment);
+            }
+        } else if answer != 0 {
+            answers::heard(ctx.skb.skb, answer);
         }
     }
     PASS
@@ -519,6 +523,7 @@ unsafe fn answered(stamp: *mut Stamp, row: *mut Row, answered: Answered) {
             tell(stamp, now, seq, us, outcome, 0);
         }
         probe_ended(stamp, now, us, outcome);
+        would_ended(stamp, !is_failed);
     }
 }
 
@@ -582,6 +587,7 @@ pub unsafe fn closing(stamp: *mut Stamp, now: u64, change: &Change) -> bool {
         if !owed {
             // A connection without any exchange (a port check) says nothing, also as a probe.
             probe_ended(stamp, now, 0, OUTCOME_ABANDONED);
+            would_ended(stamp, true);
             return true;
         }
         if !atomics::replace32(&raw mut (*stamp).answers, answers, number) {
@@ -630,6 +636,7 @@ pub unsafe fn closing(stamp: *mut Stamp, now: u64, change: &Change) -> bool {
                 outcome
             };
             probe_ended(stamp, now, us, outcome);
+            would_ended(stamp, false);
             ended(row);
             return true;
         }
@@ -658,6 +665,7 @@ pub unsafe fn closing(stamp: *mut Stamp, now: u64, change: &Change) -> bool {
             };
             tell(stamp, now, seq, us, outcome, error);
             probe_ended(stamp, now, us, outcome);
+            would_ended(stamp, false);
         }
         ended(row);
     }
@@ -721,6 +729,29 @@ unsafe fn probe_ended(stamp: *mut Stamp, now: u64, us: u64, outcome: u32) {
                 0,
                 EVENT_PROBE | EVENT_EXCHANGE,
             );
+        }
+    }
+}
+
+/// Observe mode: what became of a connect that enforce mode would have refused. The first exchange
+/// tells, or the end of a connection that owes none; what the program gave up says nothing.
+#[inline(always)]
+unsafe fn would_ended(stamp: *mut Stamp, went_well: bool) {
+    // SAFETY: by the caller, map memory.
+    unsafe {
+        if (*stamp).flags & STAMP_WOULD == 0 {
+            return;
+        }
+        (*stamp).flags &= !STAMP_WOULD;
+        if let Some(row) = outcome::row_of(stamp)
+            && (*row).incarnation == (*stamp).incarnation
+        {
+            let count = if went_well {
+                &raw mut (*row).would_succeeded
+            } else {
+                &raw mut (*row).would_failed
+            };
+            atomics::add(count, 1);
         }
     }
 }

@@ -23,7 +23,7 @@ use crate::{
     exchange::{self, Change},
     keepalive,
     kernel::{TcpSocket, current_is_exiting},
-    outcome, rows, stamps, user_timeout,
+    limits, outcome, rows, stamps, user_timeout,
 };
 
 // include/uapi/linux/bpf.h, enum at BPF_SOCK_OPS_VOID.
@@ -98,6 +98,7 @@ pub fn follow(ctx: SockOpsContext) -> u32 {
                 cookie,
             };
             if exchange::closing(stamp, bpf_ktime_get_ns(), &change) {
+                limits::over(stamp);
                 (*stamp).phase = PHASE_IDLE;
                 drop_callbacks(&ctx, stamp, false);
                 found.give_back();

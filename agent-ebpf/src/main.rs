@@ -11,6 +11,7 @@
 )]
 
 mod adopt;
+mod answers;
 mod atomics;
 mod begin;
 mod body;
@@ -22,6 +23,7 @@ mod follow;
 mod head;
 mod keepalive;
 mod kernel;
+mod limits;
 mod maps;
 mod opaque;
 mod outcome;

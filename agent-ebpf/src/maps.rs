@@ -5,7 +5,7 @@
 //! kernel/bpf/arraymap.c): both sides see a store at once, without a system call.
 
 use agent_common::{
-    Control, Counters, DestinationKey, Lent, LentKey, PolicyKey, Row, Settings, Stamp,
+    Control, Counters, DestinationKey, HeardAnswer, Lent, LentKey, PolicyKey, Row, Settings, Stamp,
     histogram::Histogram,
     key::ManualKey,
     lent::LENT_MOST,
@@ -33,7 +33,7 @@ pub static COUNTERS: Array<Counters> = Array::with_max_entries(1, BPF_F_MMAPABLE
 #[map]
 pub static KEYS: HashMap<DestinationKey, u32> = HashMap::with_max_entries(16, 0);
 
-/// The rows; 0 is the `other` row. Mapped, `max_destinations` + 1 entries of 512 bytes.
+/// The rows; 0 is the `other` row. Mapped, `max_destinations` + 1 entries of 576 bytes.
 #[map]
 pub static ROWS: Array<Row> = Array::with_max_entries(17, BPF_F_MMAPABLE);
 
@@ -69,7 +69,7 @@ pub static HISTOGRAMS: Array<Histogram> = Array::with_max_entries(16, BPF_F_MMAP
 #[map]
 pub static FREE_HISTOGRAMS: Queue<u32> = Queue::with_max_entries(16, 0);
 
-/// Settings of each policy. Written by the agent. Mapped, 40 bytes an entry.
+/// Settings of each policy. Written by the agent. Mapped, 56 bytes an entry.
 #[map]
 pub static POLICIES: Array<Settings> = Array::with_max_entries(1, BPF_F_MMAPABLE);
 
@@ -96,6 +96,19 @@ pub const RECENT_SLOTS: u32 = 4096;
 /// Failures and state changes for the agent. `ring_bytes`.
 #[map]
 pub static EVENTS: RingBuf = RingBuf::with_byte_size(1 << 20, 0);
+
+/// DNS answers for the agent, in a ring of their own so that they push out no event. Room for some
+/// hundred; what finds none is left out.
+#[map]
+pub static ANSWERS: RingBuf = RingBuf::with_byte_size(ANSWERS_BYTES, 0);
+
+/// Size of [`ANSWERS`]; a power of two and a multiple of the page size.
+const ANSWERS_BYTES: u32 = 1 << 17;
+const _: () = assert!(ANSWERS_BYTES as usize > 64 * size_of::<HeardAnswer>());
+
+/// How many answers were handed up in the current second: the second, and the count.
+#[map]
+pub static ANSWERS_HEARD: Array<u64> = Array::with_max_entries(1, 0);
 
 /// Stamps of connections, by the socket's cookie. Written by the kernel. Mapped, 168 bytes an entry.
 #[map]

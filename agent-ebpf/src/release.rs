@@ -13,7 +13,7 @@ use aya_ebpf::{
 
 use crate::{
     exchange::{self, Change},
-    kernel, outcome, stamps,
+    kernel, limits, outcome, stamps,
 };
 
 const TCP_ESTABLISHED: u32 = 1;
@@ -52,10 +52,12 @@ pub fn release(ctx: SockContext) -> i32 {
                     cookie,
                 };
                 exchange::closing(found.stamp, bpf_ktime_get_ns(), &change);
+                limits::over(found.stamp);
             }
             PHASE_STAMPED => outcome::local(found.stamp, bpf_ktime_get_ns()),
             // Closed without our being told: another sock_ops program has taken the flag for it.
-            _ if (*ctx.sock).state == TCP_CLOSE => {
+            // (Or nobody tells, since it was adopted.)
+            _ if (*ctx.sock).state == TCP_CLOSE || (*found.stamp).flags & STAMP_UNWATCHED != 0 => {
                 let error = kernel::error_of_context(ctx.sock);
                 let exiting = error == 0 && kernel::current_is_exiting();
                 outcome::closed(found.stamp, bpf_ktime_get_ns(), error, exiting);

@@ -1,9 +1,11 @@
 //! What a packet of a TCP connection carries, from its headers.
 
+use crate::answers;
 use agent_common::classify::HEAD;
 use aya_ebpf::{bindings::__sk_buff, helpers::generated::bpf_skb_load_bytes};
 
 const IPPROTO_TCP: u8 = 6;
+const IPPROTO_UDP: u8 = 17;
 const TCP_SYN: u8 = 0x02;
 
 /// A TCP segment (before segmentation by the device, or after merging: many packets' worth).
@@ -36,6 +38,21 @@ impl Segment {
 /// `skb` must be the program's context.
 #[inline(always)]
 pub unsafe fn of(skb: *mut __sk_buff) -> Option<Segment> {
+    let mut answer = 0;
+    // SAFETY: by contract.
+    unsafe { or_answer::<false>(skb, &mut answer) }
+}
+
+/// As [`of`]. With `ANSWERS`, `answer` becomes the length of the network header where the packet is no
+/// segment but may be a DNS answer; a TCP packet pays nothing for it.
+///
+/// # Safety
+/// As [`of`].
+#[inline(always)]
+pub unsafe fn or_answer<const ANSWERS: bool>(
+    skb: *mut __sk_buff,
+    answer: &mut u32,
+) -> Option<Segment> {
     // SAFETY: by contract; every access is within what was compared with the end.
     unsafe {
         let (data, end) = ((*skb).data as usize, (*skb).data_end as usize);
@@ -46,11 +63,20 @@ pub unsafe fn of(skb: *mut __sk_buff) -> Option<Segment> {
         let version = *ip;
         let network = if version == 0x45 {
             if *ip.add(9) != IPPROTO_TCP {
+                if ANSWERS && *ip.add(9) == IPPROTO_UDP && answers::may_be_one(ip.add(20)) {
+                    *answer = 20;
+                }
                 return None;
             }
             20
         } else if version >> 4 == 6 {
-            if *ip.add(6) != IPPROTO_TCP || data + 60 > end {
+            if data + 60 > end {
+                return None;
+            }
+            if *ip.add(6) != IPPROTO_TCP {
+                if ANSWERS && *ip.add(6) == IPPROTO_UDP && answers::may_be_one(ip.add(40)) {
+                    *answer = 40;
+                }
                 return None;
             }
             40

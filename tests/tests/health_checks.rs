@@ -115,7 +115,8 @@ fn sees_it_as_soon_as_others(
         (other.join().expect("no panic"), protected)
     });
     println!("{check}: up after {protected:?}, the other one after {other:?}");
-    // Their checks are not in step: up to one more between them. And the machine has much else to do.
+    // One check later at most. Their checks are not in step: up to one more. And the machine has much
+    // else to do.
     assert!(
         protected <= other + EVERY * 3,
         "{protected:?}, the other one {other:?}: {:#}",

@@ -108,8 +108,8 @@ pub struct RunArgs {
     /// Directory for what survives a restart: pause, manual states, open breakers
     #[arg(long, value_name = "DIR", default_value = "/var/lib/backstop")]
     pub state_dir: PathBuf,
-    /// Take over from the agent that is live on the socket, without a gap; refused in this version
-    /// [default: refuse to start beside it]
+    /// Take over from the agent that is live on the socket, without a gap: it ends once this one
+    /// enforces [default: refuse to start beside it]
     #[arg(long)]
     pub takeover: bool,
     /// Print the configuration that would be used, and end

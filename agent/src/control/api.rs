@@ -19,8 +19,8 @@ pub use explain::{
     Candidate, ExplainedRow, Explanation, Fit, ManualState, Protection, Setting, SettingSource,
 };
 pub use status::{
-    ByHand, Connects, Exchanges, Failures, Held, Latency, Mode, Paused, Reason, ReasonKind,
-    Rejections, Retry, Row, State, StatusEnvelope, TimeoutsMs, Window, Windows,
+    ByHand, Connects, Exchanges, Failures, Held, Latency, Limit, Limits, Mode, Paused, Reason,
+    ReasonKind, Rejections, Retry, Row, State, StatusEnvelope, TimeoutsMs, Window, Windows,
 };
 pub use timestamp::Timestamp;
 
@@ -88,6 +88,17 @@ pub struct ManualResult {
 pub struct PauseResult {
     /// The pause now in force, if any.
     pub paused: Option<Paused>,
+}
+
+/// Answer to `POST /v1/handover`: the state of the agent that another one takes over from.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Handover {
+    /// Version of the agent.
+    pub version: String,
+    /// Its process.
+    pub pid: u32,
+    /// Breakers, windows and manual states, in the form of `state.json`.
+    pub state: serde_json::Value,
 }
 
 /// Answer to reload.

@@ -46,6 +46,10 @@
 //!   state stays Open. Its exchange fails: refused as before, nothing doubles. It succeeds: half-open,
 //!   with one success. So a crowd finds out within a second or so, at the price of one call in fifty or
 //!   fewer, and who calls rarely waits for the cooldown.
+//! - Who calls seldom and regularly, as the health checks of a load balancer do that has taken the server
+//!   out: refusing such calls spares the server nothing. When [`SELDOM`] refusals in a row were
+//!   [`SELDOM_GAP`] apart, each further call is a trial, for as long as they fail quickly and come no
+//!   faster. So a balancer sees the truth at each of its checks.
 //!
 //! *Misleading redials.* A dial of the agent may be answered where connects of programs still fail
 //! (a firewall rule for their cgroup, a source address that the destination refuses). Then each dial
@@ -61,6 +65,11 @@
 //!
 //! *Hints.* While somebody else's breaker is open for connects to the same destination, one failed connect
 //! of one's own suffices ([`Reason::HINTED`]), unless the policy has no run of failures to count.
+//!
+//! *Groups.* Of the endpoints of one name only so many may refuse ([`super::groups`]). A breaker that
+//! should open and may not stays closed and is bypassed, until it opens with a later failure, or has
+//! nothing against it any more. One that is open when its group shrinks, or becomes known, is closed with
+//! empty windows if it opened last.
 //!
 //! *Ramp.* Probes that succeed close the breaker, but a destination that is just back is not handed its
 //! whole crowd at once: for 2 s the verdict says [`STATE_RAMP`], by which the kernel lets a growing share
@@ -87,6 +96,7 @@ use agent_common::ramp;
 use agent_common::verdict::{STATE_HALF_OPEN, STATE_RAMP, VERDICT_PROBE_BY_EXCHANGE};
 use agent_common::{CallWindow, Verdict};
 
+use super::groups::Full;
 use super::hints::is_shared;
 use super::redial::base_interval;
 use super::rng::SplitMix64;
@@ -124,6 +134,16 @@ const CONFIRMED_WITHIN: Nanos = Nanos::from_millis(1500);
 /// Connects that are refused for each one that is let pass as a trial.
 pub(super) const REFUSED_PER_TRIAL: u32 = 50;
 
+/// Refusals in a row, with [`SELDOM_GAP`] before each, after which calls are seldom.
+pub(super) const SELDOM: u8 = 2;
+
+/// The shortest usual interval of health checks is a second (HAProxy, nginx: 2 s and more by default);
+/// timers are late or early by a little.
+const SELDOM_GAP: Nanos = Nanos::from_millis(900);
+
+/// A trial of a call that is seldom fails quickly within this: nobody is made to wait for it.
+const QUICK: Nanos = Nanos::from_secs(1);
+
 /// Opened on exchanges: what the agent's dial has said of the server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Server {
@@ -144,6 +164,8 @@ pub(super) struct Step<'a> {
     pub(super) holds: bool,
     /// Somebody else's breaker is open for this destination, for connect failures.
     pub(super) hinted: bool,
+    /// Too many endpoints of the same name refuse already.
+    pub(super) full: Option<Full>,
     pub(super) out: &'a mut Vec<Action>,
 }
 
@@ -174,14 +196,18 @@ pub(super) struct Breaker {
     used: u32,
     /// Open: whether a refusal was heard of.
     counts_refusals: bool,
+    /// Open, HalfOpen: refusals in a row that came one by one, [`SELDOM`] at most.
+    seldom: u8,
+    /// Open: refusals (their low half) heard of last.
+    refusals: u32,
     /// Open on exchanges: whether the server is there.
     server: Server,
     /// HalfOpen: whether a redial led here, not the cooldown.
     by_redial: bool,
-    /// Closed: it would have opened, but nothing may.
+    /// Closed: it would have opened, but may not.
     bypassed: bool,
     /// Redials that led to a failed probe, since it was last closed.
-    misled: u32,
+    misled: u8,
     /// Open: redials answered before this are ignored. Zero unless `misled`.
     distrust_until: Nanos,
     /// HalfOpen: when this round began. Open: when it opened, or when the last trial began.
@@ -189,8 +215,8 @@ pub(super) struct Breaker {
     /// HalfOpen: first news of a slot taken in this round, [`Nanos::MAX`] before: only then does the
     /// lease run.
     lease_since: Nanos,
-    /// HalfOpen with a lease: last news of a probe. Closed: last time that something spoke for
-    /// keeping the breaker in memory.
+    /// HalfOpen with a lease: last news of a probe. Open: last news of a refusal, or of a trial that has
+    /// begun. Closed: last time that something spoke for keeping the breaker in memory.
     heard: Nanos,
     /// When it last left Closed by a trip: begin of the outage.
     outage_since: Nanos,
@@ -222,6 +248,8 @@ impl Breaker {
             successes: 0,
             used: 0,
             counts_refusals: false,
+            seldom: 0,
+            refusals: 0,
             server: Server::Unknown,
             by_redial: false,
             bypassed: false,
@@ -257,7 +285,7 @@ impl Breaker {
             until: self.until,
             cooldown: self.cooldown,
             healthy_since: self.healthy_since,
-            misled: self.misled,
+            misled: u32::from(self.misled),
             distrust_until: self.distrust_until,
             outage_since: self.outage_since,
             floor_seqs: self.floor_seqs,
@@ -275,7 +303,7 @@ impl Breaker {
             .cooldown
             .clamp(self.settings.cooldown, self.settings.cooldown_cap());
         self.healthy_since = saved.healthy_since.min(now);
-        self.misled = saved.misled;
+        self.misled = u8::try_from(saved.misled).unwrap_or(u8::MAX);
         self.distrust_until = saved.distrust_until.min(latest);
         self.outage_since = saved.outage_since.min(now);
         self.floor_seqs = saved.floor_seqs;
@@ -314,6 +342,14 @@ impl Breaker {
 
     pub(super) fn target(&self) -> DialTarget {
         self.target
+    }
+
+    pub(super) fn since(&self) -> Nanos {
+        self.since
+    }
+
+    pub(super) fn max_open_share(&self) -> Option<f64> {
+        self.settings.max_open_share
     }
 
     /// Nothing is held back any more; whether it opens, its next failure says.
@@ -465,9 +501,17 @@ impl Breaker {
                 };
                 let trip = stats.trip.or_else(hint);
                 // A look at the other window says nothing of this one; the next failure does.
-                self.bypassed = trip.is_some() && step.holds;
-                if let Some(reason) = trip
+                let held = step.holds || step.full.is_some();
+                let before = std::mem::replace(&mut self.bypassed, trip.is_some() && held);
+                if let (Some(reason), Some(group)) = (trip, step.full)
+                    && !before
                     && !step.holds
+                {
+                    let row = step.row;
+                    step.out.push(Action::Bypassed { row, reason, group });
+                }
+                if let Some(reason) = trip
+                    && !held
                 {
                     let cooldown = if self.ramps() {
                         // The outage goes on.
@@ -489,6 +533,7 @@ impl Breaker {
     pub(super) fn probe_started(&mut self, generation: u32, step: &mut Step<'_>) {
         match self.state {
             State::HalfOpen if generation == self.generation => self.slot_taken(step.now),
+            State::Open if generation == self.generation && self.tries() => self.heard = step.now,
             State::HalfOpen
             | State::Closed
             | State::Open
@@ -514,6 +559,7 @@ impl Breaker {
                 self.succeeded(last_seqs, step);
             }
             (State::HalfOpen, ProbeOutcome::Failure) => {
+                let goes_on = self.is_seldom() && self.is_quick(step.now);
                 let cooldown = self.grow(step);
                 if self.by_redial {
                     self.misled = self.misled.saturating_add(1);
@@ -523,7 +569,14 @@ impl Breaker {
                     self.distrust_until = step.now + distrust;
                 }
                 let reason = Reason::probe_failed(self.reason.window);
+                let (seldom, refusals) = (self.seldom, self.refusals);
                 self.open(cooldown, reason, step);
+                if goes_on {
+                    self.counts_refusals = true;
+                    self.seldom = seldom;
+                    self.refusals = refusals;
+                    self.begin_trial(step);
+                }
             }
             // Takes no slot, so it begins no lease.
             (State::HalfOpen, ProbeOutcome::Returned) => self.heard = step.now,
@@ -531,8 +584,12 @@ impl Breaker {
                 self.half_open(false, step);
                 self.succeeded(last_seqs, step);
             }
+            (State::Open, ProbeOutcome::Failure) if self.tries() && self.still_seldom(step.now) => {
+                self.begin_trial(step);
+            }
             (State::Open, ProbeOutcome::Failure) if self.tries() => {
                 self.used = 0;
+                self.seldom = 0;
                 self.set_verdict(step);
             }
             // A trial that said nothing: its slot is free for the next one.
@@ -553,7 +610,7 @@ impl Breaker {
         }
     }
 
-    /// Connects are being refused, so many up to now. Enough of them earn a trial.
+    /// Connects are being refused, so many up to now. Enough of them earn a trial, or few enough.
     pub(super) fn refused(&mut self, refused: u64, step: &mut Step<'_>) {
         let useful = self.reason.window == WindowKind::Exchanges && self.server != Server::Gone;
         if self.state != State::Open || !useful || !self.settings.redial {
@@ -563,21 +620,57 @@ impl Breaker {
         if !self.counts_refusals {
             self.counts_refusals = true;
             self.successes = refused;
+            self.refusals = refused;
+            self.heard = step.now;
+            self.seldom = u8::from(step.now - self.round_since >= SELDOM_GAP);
             return;
         }
+        let more = refused.wrapping_sub(self.refusals);
+        if more == 0 {
+            return;
+        }
+        let gap = step.now - self.heard;
+        self.seldom = if gap >= SELDOM_GAP.times(u64::from(more)) {
+            SELDOM.min(self.seldom.saturating_add(more.min(255) as u8))
+        } else {
+            0
+        };
+        self.refusals = refused;
+        self.heard = step.now;
         let passed = step.now - self.round_since;
         let wait = if self.tries() {
             // Its end was not heard of.
             self.lease()
+        } else if self.is_seldom() {
+            SELDOM_GAP
         } else {
             base_interval(step.now - self.outage_since)
         };
-        if refused.wrapping_sub(self.successes) >= REFUSED_PER_TRIAL && passed >= wait {
-            self.successes = refused;
-            self.round_since = step.now;
-            self.used = 1;
-            self.set_verdict(step);
+        let many = refused.wrapping_sub(self.successes) >= REFUSED_PER_TRIAL;
+        if (many || self.is_seldom()) && passed >= wait {
+            self.begin_trial(step);
         }
+    }
+
+    fn is_seldom(&self) -> bool {
+        self.seldom >= SELDOM
+    }
+
+    fn begin_trial(&mut self, step: &mut Step<'_>) {
+        self.successes = self.refusals;
+        self.round_since = step.now;
+        self.used = 1;
+        self.set_verdict(step);
+    }
+
+    /// Whether a probe or trial that fails now has failed quickly.
+    fn is_quick(&self, now: Nanos) -> bool {
+        now - self.heard <= QUICK
+    }
+
+    /// A trial fails now: whether the next call may be one, too.
+    fn still_seldom(&self, now: Nanos) -> bool {
+        self.is_seldom() && self.is_quick(now) && now - self.round_since >= SELDOM_GAP
     }
 
     /// A dial of the agent was answered, or not. An answer is ignored for a while after misleading ones.
@@ -605,6 +698,17 @@ impl Breaker {
         self.until = until;
         self.successes = 0;
         self.enter(to, Reason::MANUAL, step);
+    }
+
+    /// Too many endpoints of its name refuse, and this one is to be the one less.
+    pub(super) fn bypass(&mut self, group: Full, step: &mut Step<'_>) {
+        self.close(None, Nanos::ZERO, step);
+        self.bypassed = true;
+        step.out.push(Action::Bypassed {
+            row: step.row,
+            reason: Reason::NONE,
+            group,
+        });
     }
 
     /// Starts anew.
@@ -676,6 +780,7 @@ impl Breaker {
         self.successes = 0;
         self.used = 0;
         self.counts_refusals = false;
+        self.seldom = 0;
         self.server = Server::Unknown;
         self.round_since = step.now;
         self.enter(State::Open, reason, step);

@@ -4,13 +4,16 @@ use std::sync::Arc;
 
 use agent_common::{
     PolicyKey, Settings,
-    row::{FAIL_5XX, ROW_CHUNKS, ROW_LENGTHS, ROW_PROTECTED},
+    row::{FAIL_5XX, ROW_CHUNKS, ROW_LENGTHS, ROW_LIMITED, ROW_PROTECTED},
     syn::first_timeout_ticks,
 };
 
 use crate::{
     core::{BreakerSettings, HungRule, Nanos, WaitLimits},
-    policy::{Config, Destination, Hung, Policy, ReadAction, Stall, StatusPattern},
+    policy::{
+        Config, Destination, Hung, KnownName, Limits, OnOpen, Policy, ReadAction, Stall,
+        StatusPattern,
+    },
 };
 
 /// How long a probe may take beyond the connect timeout before its slot is taken back.
@@ -32,6 +35,7 @@ pub struct Ticks {
 
 /// A configuration and everything derived from it. Policies have the index that
 /// [`Config::resolve`] gives: 0 is the defaults.
+#[derive(Clone)]
 pub struct Plan {
     /// The configuration itself.
     pub config: Config,
@@ -41,6 +45,8 @@ pub struct Plan {
     pub breakers: Vec<Arc<BreakerSettings>>,
     /// By policy: the timeouts that the agent watches.
     pub waits: Vec<WaitLimits>,
+    /// By policy: what becomes of connections when its breaker opens.
+    pub on_open: Vec<OnOpen>,
     /// By policy: the name.
     pub names: Vec<Arc<str>>,
     /// For the kernel's policy trie: key, prefix length, policy.
@@ -62,6 +68,7 @@ impl Plan {
             .map(|policy| Arc::new(breaker_settings(policy, ticks)))
             .collect();
         let waits = policies.iter().map(|policy| wait_limits(policy)).collect();
+        let on_open = policies.iter().map(|p| p.breaker.on_open).collect();
         let names = policies
             .iter()
             .map(|policy| Arc::from(policy.name.as_str()))
@@ -75,15 +82,21 @@ impl Plan {
             settings,
             breakers,
             waits,
+            on_open,
             names,
             entries,
             config,
         }
     }
 
-    /// What holds for a destination when this workload calls it.
-    pub fn settings_for(&self, destination: &Destination, workload: &str) -> Settings {
-        let resolution = self.config.resolve(destination, Some(workload), None);
+    /// What holds for a destination that is known by these names when this workload calls it.
+    pub fn settings_for(
+        &self,
+        destination: &Destination,
+        workload: &str,
+        names: &[KnownName],
+    ) -> Settings {
+        let resolution = self.config.resolve(destination, Some(workload), names);
         let mut settings = self.settings[resolution.policy];
         if resolution.protected {
             settings.flags |= ROW_PROTECTED;
@@ -101,6 +114,29 @@ impl Plan {
     /// The timeouts of a row with these settings that the agent watches. Out of range: defaults.
     pub fn waits(&self, policy: u32) -> &WaitLimits {
         self.waits.get(policy as usize).unwrap_or(&self.waits[0])
+    }
+
+    /// What becomes of the connections of a row with these settings when its breaker opens. Out of
+    /// range: defaults.
+    pub fn on_open(&self, policy: u32) -> OnOpen {
+        let of = self.on_open.get(policy as usize);
+        *of.unwrap_or(&self.on_open[0])
+    }
+
+    /// The same without the timeouts that the agent watches itself.
+    pub fn without_waits(&self) -> Self {
+        let none = WaitLimits {
+            read: None,
+            deadline: None,
+            write: None,
+            stall: None,
+            stall_widely: false,
+            by_option: false,
+        };
+        Self {
+            waits: vec![none; self.waits.len()],
+            ..self.clone()
+        }
     }
 
     /// Whether some policy has options set from outside.
@@ -126,20 +162,26 @@ fn kernel_settings(policy: &Policy, index: u32, ticks: Ticks) -> Settings {
     // A deadline bounds the attempt as well.
     let connect = policy.timeouts.connect;
     let connect_timeout_ms = millis(policy.timeouts.deadline.map_or(connect, |d| d.min(connect)));
+    let limited = if policy.limits == Limits::OFF {
+        0
+    } else {
+        ROW_LIMITED
+    };
     Settings {
         connect_timeout_ms,
         syn_timeout_ticks: first_timeout_ticks(connect_timeout_ms, ticks.tick_ns, ticks.syn_linear),
         gave_up_ms: policy.breaker.gave_up.map_or(0, millis),
         probe_limit: policy.breaker.probes,
         policy: index,
-        flags: match wait_limits(policy) {
-            WaitLimits { stall: None, .. } => 0,
-            WaitLimits {
-                stall_widely: false,
-                ..
-            } => ROW_LENGTHS,
-            _ => ROW_LENGTHS | ROW_CHUNKS,
-        },
+        flags: limited
+            | match wait_limits(policy) {
+                WaitLimits { stall: None, .. } => 0,
+                WaitLimits {
+                    stall_widely: false,
+                    ..
+                } => ROW_LENGTHS,
+                _ => ROW_LENGTHS | ROW_CHUNKS,
+            },
         slow_call_us: policy.breaker.slow_call.map_or(0, |slow| {
             u32::try_from(slow.as_micros()).unwrap_or(u32::MAX)
         }),
@@ -157,6 +199,10 @@ fn kernel_settings(policy: &Policy, index: u32, ticks: Ticks) -> Settings {
             .timeouts
             .keepalive
             .map_or(0, |idle| millis(idle).div_ceil(1000)),
+        connections_most: policy.limits.connections.unwrap_or(0),
+        pending_most: policy.limits.pending.unwrap_or(0),
+        connects_per_second: policy.limits.connects_per_second.unwrap_or(0),
+        limit_errno: policy.breaker.errno.number().unsigned_abs(),
     }
 }
 
@@ -206,6 +252,7 @@ fn breaker_settings(policy: &Policy, ticks: Ticks) -> BreakerSettings {
         redial: breaker.redial,
         probes: breaker.probes,
         successes_to_close: breaker.successes_to_close,
+        max_open_share: breaker.max_open_share,
         probe_lease: Nanos(
             nanos(policy.timeouts.connect)
                 .0

@@ -27,14 +27,17 @@ use aya::maps::{MapData, RingBuf};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use tokio::sync::{mpsc, oneshot};
 
-use super::{canary::Hidden, dialer::Dial, plan::Plan, priority, view::Views};
+use super::{
+    canary::Hidden, dialer::Dial, plan::Plan, priority, view::Views, waiting::drain::Drain,
+};
 use crate::{
     core::{
-        Action, Correlated, DialTarget, Engine, Event, Nanos, ProbeOutcome, Reason, RowId, Saved,
-        State, WindowKind,
+        Action, Correlated, DialTarget, Engine, Event, Full, GroupId, Nanos, ProbeOutcome, Reason,
+        RowId, Saved, State, WindowKind,
     },
     kernel::{Table, clock, events},
     metrics::Reaction,
+    policy::OnOpen,
 };
 
 /// Longest sleep: the heartbeat must be much younger than [`HEARTBEAT_MAX_AGE`].
@@ -54,6 +57,8 @@ pub enum Command {
     Plan(Arc<Plan>),
     /// A row has got other settings.
     Reconfigure(RowId),
+    /// A row is one of the endpoints of these names, and of no others.
+    Groups(RowId, Vec<GroupId>),
     /// An operator's order for these rows.
     Manual(Vec<RowId>, Order),
     /// Every breaker in memory; all others are closed.
@@ -67,6 +72,15 @@ pub enum Command {
     Forget(Vec<RowId>, usize, oneshot::Sender<Vec<RowId>>),
     /// The agent itself has found that a call failed.
     Found(KernelEvent),
+    /// Connections of an open breaker were ended.
+    Drained {
+        /// The row.
+        row: RowId,
+        /// What its policy says.
+        on_open: OnOpen,
+        /// How many.
+        connections: u64,
+    },
     /// A redial ended.
     DialEnded(DialTarget, bool),
     /// Destinations with traffic in the last minute.
@@ -93,6 +107,10 @@ pub enum Notice {
     Kernel(KernelEvent),
     /// Failures of many destinations at once have begun, or are over.
     Correlated(Correlated),
+    /// Connections of an open breaker were ended: the row, what its policy says, how many.
+    Drained(RowId, OnOpen, u64),
+    /// A breaker stays closed, or was closed, for the sake of the other endpoints of its name.
+    Bypassed(RowId, Reason, Full),
     /// A breaker changed state.
     Transition {
         /// The row.
@@ -147,6 +165,7 @@ impl Reactor {
         table: Arc<Table>,
         plan: Arc<Plan>,
         dialer: std_mpsc::Sender<Dial>,
+        drains: std_mpsc::Sender<Drain>,
         hidden: Hidden,
         seed: u64,
     ) -> Result<(Self, mpsc::Receiver<Notice>)> {
@@ -168,6 +187,7 @@ impl Reactor {
             wake: Arc::clone(&wake),
             notices,
             dialer,
+            drains,
             hidden,
             reaction: Arc::clone(&reaction),
             dropped: Arc::clone(&dropped),
@@ -229,6 +249,7 @@ struct Worker {
     wake: Arc<OwnedFd>,
     notices: mpsc::Sender<Notice>,
     dialer: std_mpsc::Sender<Dial>,
+    drains: std_mpsc::Sender<Drain>,
     /// Canaries are judged by nobody: their rows' verdicts are the proof's own.
     hidden: Hidden,
     reaction: Arc<Reaction>,
@@ -467,6 +488,9 @@ impl Worker {
                     generation,
                 } => {
                     let at = clock::now();
+                    if to == State::Open {
+                        self.opened(row);
+                    }
                     self.notify(Notice::Transition {
                         row,
                         from,
@@ -476,11 +500,23 @@ impl Worker {
                         at,
                     });
                 }
+                Action::Bypassed { row, reason, group } => {
+                    self.notify(Notice::Bypassed(row, reason, group));
+                }
                 Action::Correlated(change) => self.notify(Notice::Correlated(change)),
                 Action::Dial { target } => self.dial(target),
             }
         }
         self.actions = actions;
+    }
+
+    /// Has connections ended where the policy says so.
+    fn opened(&self, id: RowId) {
+        let policy = self.table.owned(id).map(|row| row.settings.policy);
+        if policy.is_some_and(|policy| self.plan.on_open(policy) != OnOpen::Keep) {
+            // A thread that is gone is noticed by whoever runs the loop.
+            let _ = self.drains.send(Drain::Opened(id));
+        }
     }
 
     fn dial(&mut self, target: DialTarget) {
@@ -563,6 +599,10 @@ impl Worker {
                         self.reconfigure(row);
                     }
                 }
+                Command::Groups(row, groups) => {
+                    let groups = &groups;
+                    self.handle(Event::Groups { row, groups });
+                }
                 Command::Manual(rows, order) => {
                     for row in rows {
                         self.order(row, order);
@@ -595,6 +635,11 @@ impl Worker {
                     let _ = reply.send(rows);
                 }
                 Command::Found(event) => self.event(&event),
+                Command::Drained {
+                    row,
+                    on_open,
+                    connections,
+                } => self.notify(Notice::Drained(row, on_open, connections)),
                 Command::DialEnded(target, success) => {
                     self.handle(Event::DialEnded { target, success });
                 }

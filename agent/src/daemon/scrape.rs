@@ -6,7 +6,7 @@ use anyhow::{Result, anyhow};
 
 use super::{memory, node::Node, view};
 use crate::{
-    control::api::{Rejections, State},
+    control::api::State,
     kernel::programs::HOOKS,
     metrics::{self, Latencies, NodeMetrics, RowMetrics, Rows},
 };
@@ -44,18 +44,14 @@ pub async fn text(node: &mut Node) -> Result<String> {
                 .map_or(State::Closed, |of| view::state(of.state)),
             attempts: row.attempts,
             established: row.established,
-            in_flight: row.in_flight + row.exchanges_in_flight,
+            in_flight: u64::from(row.pending()) + row.exchanges_in_flight,
             abandoned: row.abandoned + row.exchange_abandoned,
             throttled: u64::from(row.throttled),
             failures: view::failures(&row),
-            rejected: Rejections {
-                breaker: row.rejected_breaker,
-                ..Rejections::default()
-            },
-            would_reject: Rejections {
-                breaker: row.would_reject_breaker,
-                ..Rejections::default()
-            },
+            rejected: view::rejected(&row),
+            would_reject: view::would_reject(&row),
+            would_reject_outcomes: [row.would_succeeded, row.would_failed],
+            connections: u64::from(row.live()),
             timeouts: view::firings(&row),
             transitions: node.tally.transitions(id),
             connect: Latencies {

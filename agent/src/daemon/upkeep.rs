@@ -22,7 +22,6 @@ use crate::{
     control::api::{Event, SafetyAction, Timestamp},
     core::{Correlated, Nanos, RowId, is_loopback},
     kernel::clock,
-    policy::DestinationArg,
 };
 
 /// How often lost events are made up for: that looks at every row.
@@ -47,6 +46,7 @@ impl Node {
         {
             tracing::error!("the pause is over but cannot be ended: {error}");
         }
+        self.follow_names(now);
         self.journal.flush(Timestamp::now());
         if let Some(change) = self.waiting.check(now) {
             self.standstill(change);
@@ -231,19 +231,15 @@ impl Node {
     }
 
     pub(super) fn expire_standing(&mut self, now: Nanos) {
-        let kernel = &mut self.kernel;
-        self.standing.retain(|standing| {
-            if standing.until > now {
-                return true;
-            }
-            if let (DestinationArg::Address(address), None) =
-                (standing.destination.clone(), &standing.workload)
-                && let Err(error) = kernel.set_manual(&address.to_manual_key(), None)
-            {
-                tracing::error!("{error:#}");
-            }
-            false
-        });
+        if self.standing.iter().all(|standing| standing.until > now) {
+            return;
+        }
+        let (kept, gone) = std::mem::take(&mut self.standing)
+            .into_iter()
+            .partition(|standing| standing.until > now);
+        self.standing = kept;
+        self.take_back(gone);
+        self.look_up_names();
     }
 
     pub(super) async fn evict(&mut self) -> Result<()> {
@@ -266,6 +262,7 @@ impl Node {
             for row in &rows {
                 self.reported.remove(row);
                 self.tally.forget(*row);
+                self.naming.forget(*row);
             }
         }
         Ok(())

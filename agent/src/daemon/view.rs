@@ -5,9 +5,11 @@ use std::collections::{HashMap, HashSet};
 use agent_common::{
     OTHER_ROW, Row as KernelRow,
     event::{OUTCOME_DEADLINE, OUTCOME_READ_TIMEOUT, OUTCOME_STALL, OUTCOME_WRITE_TIMEOUT},
+    limits,
+    row::{ROW_LIMITED, ROW_PROTECTED},
 };
 
-use super::{latency::Latencies, node::Standing, plan::Plan};
+use super::{latency::Latencies, named, node::Standing, plan::Plan};
 use crate::{
     control::api::{
         self, Failures, Held, Latency, Rejections, Retry, TimeoutKind, TimeoutsMs, Windows,
@@ -17,9 +19,10 @@ use crate::{
         traits::{Facts, learned},
         window,
     },
+    hosts::HostNames,
     kernel::{Table, cgroup::Names},
     metrics::TIMEOUTS,
-    policy::Destination,
+    policy::{Destination, KnownName},
 };
 
 /// What a row of all those without one of their own is called.
@@ -46,6 +49,8 @@ pub struct Viewer<'a> {
     pub leaving: &'a [u32],
     /// Manual states.
     pub standing: &'a [Standing],
+    /// Names of destinations.
+    pub hosts: &'a HostNames,
     /// CLOCK_MONOTONIC.
     pub now: Nanos,
 }
@@ -71,11 +76,16 @@ impl Viewer<'_> {
         let policy = row.settings.policy;
         let (minute, five_minutes) = self.latency(id, row);
         let workload = workload(id, row, names);
+        let known = named::of_row(self.hosts, row);
+        let fails = connects.consecutive > 0
+            || exchanges.consecutive > 0
+            || connects.trip.is_some()
+            || exchanges.trip.is_some();
         api::Row {
-            manual: view.and_then(|view| self.by_hand(view, row, &workload)),
+            manual: view.and_then(|view| self.by_hand(view, row, &known, &workload)),
             destination: destination(id, row),
             workload,
-            name: None,
+            name: known.first().map(|known| known.name.to_string()),
             netns: (row.netns_inode != 0).then_some(u64::from(row.netns_inode)),
             policy: self.plan.name(policy).to_string(),
             state: view.map_or(api::State::Closed, |view| state(view.state)),
@@ -88,7 +98,8 @@ impl Viewer<'_> {
             next_probe_in_ms: view.and_then(|view| view.next_probe_at).map(until),
             generation: self.table.verdict(id.index).generation,
             next_redial_in_ms: view.and_then(|view| view.next_redial_at).map(until),
-            bypassed_for_safety: view.is_some_and(|view| view.bypassed),
+            // A row that has recovered since makes no event that the breaker would hear of.
+            bypassed_for_safety: fails && view.is_some_and(|view| view.bypassed),
             ramp_ends_in_ms: view.and_then(|view| view.ramp_until).map(until),
             windows: Windows {
                 connects: api::Connects {
@@ -109,21 +120,18 @@ impl Viewer<'_> {
             attempts: row.attempts,
             established: row.established,
             responses: row.responses,
-            in_flight: row.in_flight + row.exchanges_in_flight,
+            in_flight: u64::from(row.pending()) + row.exchanges_in_flight,
             abandoned: row.abandoned + row.exchange_abandoned,
             stale: row.stale,
             throttled: u64::from(row.throttled),
             traits: traits(row),
             local: row.local,
             failures: failures(row),
-            rejected: Rejections {
-                breaker: row.rejected_breaker,
-                ..Rejections::default()
-            },
-            would_reject: Rejections {
-                breaker: row.would_reject_breaker,
-                ..Rejections::default()
-            },
+            rejected: rejected(row),
+            would_reject: would_reject(row),
+            would_reject_succeeded: row.would_succeeded,
+            would_reject_failed: row.would_failed,
+            limits: self.limits(row),
             held: Held::default(),
             would_timeout: row.would_timeout,
             hung_recovered: row.hung_recovered,
@@ -137,11 +145,17 @@ impl Viewer<'_> {
     }
 
     /// Who set the manual state of a breaker.
-    fn by_hand(&self, view: &BreakerView, row: &KernelRow, workload: &str) -> Option<api::ByHand> {
+    fn by_hand(
+        &self,
+        view: &BreakerView,
+        row: &KernelRow,
+        names: &[KnownName],
+        workload: &str,
+    ) -> Option<api::ByHand> {
         view.manual_until?;
         let destination = Destination::from_key(&row.key);
         let mut standing = self.standing.iter().rev();
-        let standing = standing.find(|standing| standing.is_for(&destination, workload))?;
+        let standing = standing.find(|standing| standing.is_for(&destination, names, workload))?;
         Some(api::ByHand {
             since: standing.since,
             until: standing.ends,
@@ -149,10 +163,27 @@ impl Viewer<'_> {
         })
     }
 
+    /// The limits in force and what of them is used; none where the destination is protected.
+    fn limits(&self, row: &KernelRow) -> api::Limits {
+        let settings = &row.settings;
+        let is_limited = settings.flags & (ROW_LIMITED | ROW_PROTECTED) == ROW_LIMITED;
+        let limit = |most: u32, used: u32| api::Limit {
+            limit: (is_limited && most != 0).then_some(u64::from(most)),
+            used: u64::from(used),
+        };
+        let per_second = settings.connects_per_second;
+        let taken = limits::taken(row.bucket, self.now.0, per_second);
+        api::Limits {
+            connections: limit(settings.connections_most, row.live()),
+            pending: limit(settings.pending_most, row.pending()),
+            connects_per_second: limit(per_second, taken),
+        }
+    }
+
     /// The timeouts in force; none where the destination is protected.
     fn timeouts(&self, row: &KernelRow) -> TimeoutsMs {
         let connect = u64::from(row.settings.connect_timeout_ms);
-        if connect == 0 || row.settings.flags & agent_common::row::ROW_PROTECTED != 0 {
+        if connect == 0 || row.settings.flags & ROW_PROTECTED != 0 {
             return TimeoutsMs::default();
         }
         let waits = self.plan.waits(row.settings.policy);
@@ -281,6 +312,24 @@ fn traits(row: &KernelRow) -> Vec<String> {
     learned(&facts)
         .map(|learned| learned.name().to_owned())
         .collect()
+}
+
+/// Calls refused, by reason.
+pub fn rejected(row: &KernelRow) -> Rejections {
+    Rejections {
+        breaker: row.rejected_breaker,
+        limit: row.rejected_limit,
+        ..Rejections::default()
+    }
+}
+
+/// Calls that observe mode let pass, by reason.
+pub fn would_reject(row: &KernelRow) -> Rejections {
+    Rejections {
+        breaker: row.would_reject_breaker,
+        limit: row.would_reject_limit,
+        ..Rejections::default()
+    }
 }
 
 /// Which timeout an outcome is of.

@@ -46,6 +46,9 @@ pub const HOOKS: [&str; 6] = [
     "ingress",
 ];
 
+/// An insertion: only if it is not there (include/uapi/linux/bpf.h).
+const BPF_NOEXIST: u64 = 1;
+
 /// Sizes of the maps.
 #[derive(Clone, Copy, Debug)]
 pub struct LoadOptions {
@@ -90,6 +93,7 @@ pub struct Kernel {
     keys: HashMap<MapData, [u8; 40], u32>,
     free_rows: Queue<MapData, u32>,
     free_histograms: Queue<MapData, u32>,
+    answers: Option<RingBuf<MapData>>,
     policy_trie: LpmTrie<MapData, [u8; 24], u32>,
     manual: HashMap<MapData, [u8; 24], [u64; 2]>,
     attachments: Vec<Attachment>,
@@ -190,6 +194,8 @@ impl Kernel {
                 .context("fill the list of free histograms")?;
         }
         let ring = RingBuf::try_from(take(&mut ebpf, "EVENTS")?).context("open the ring buffer")?;
+        let answers = RingBuf::try_from(take(&mut ebpf, "ANSWERS")?)
+            .context("open the ring buffer of DNS answers")?;
         let kernel = Self {
             keys: take(&mut ebpf, "KEYS")?.try_into()?,
             policy_trie: take(&mut ebpf, "POLICY_TRIE")?.try_into()?,
@@ -198,6 +204,7 @@ impl Kernel {
             connections: Arc::new(connections),
             free_rows,
             free_histograms,
+            answers: Some(answers),
             attachments: Vec::new(),
             watched: take(&mut ebpf, "WATCHED")?.try_into()?,
             lent: Arc::new(LentOptions::new(take(&mut ebpf, "LENT")?.try_into()?)),
@@ -212,6 +219,12 @@ impl Kernel {
     /// The mapped arrays.
     pub fn table(&self) -> Arc<Table> {
         Arc::clone(&self.table)
+    }
+
+    /// The ring of DNS answers ([`agent_common::HeardAnswer`]), for the thread that reads it; `None` when it
+    /// was taken before.
+    pub fn take_answers(&mut self) -> Option<RingBuf<MapData>> {
+        self.answers.take()
     }
 
     /// The connections that are followed.
@@ -333,8 +346,6 @@ impl Kernel {
     /// Makes a row, as the connect hook does for a new key; `None` where no row is free or the key has
     /// one. Histogram and incarnation are given here.
     pub fn make_row(&mut self, row: Row) -> Option<RowId> {
-        /// Only if it is not there (include/uapi/linux/bpf.h).
-        const BPF_NOEXIST: u64 = 1;
         let index = self.free_rows.pop(0).ok()?;
         let slot = self.free_histograms.pop(0).ok();
         let incarnation = self.table.row(index).map_or(0, |row| row.incarnation);
@@ -368,6 +379,12 @@ impl Kernel {
     pub fn forget_key(&mut self, key: &DestinationKey) {
         // Not there: as wanted.
         let _ = self.keys.remove(bytemuck::cast_ref(key));
+    }
+
+    /// Makes a key lead to its row again; false: it has got another one meanwhile.
+    pub fn remember_key(&mut self, key: &DestinationKey, index: u32) -> bool {
+        let key: &[u8; 40] = bytemuck::cast_ref(key);
+        self.keys.insert(key, index, BPF_NOEXIST).is_ok()
     }
 
     /// Returns a row to the kernel's list of free ones, emptied.

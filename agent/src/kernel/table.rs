@@ -415,6 +415,12 @@ impl Table {
             half(&raw mut (*to).exchange_gave_up_ms)
                 .store(settings.exchange_gave_up_ms, Ordering::Release);
             half(&raw mut (*to).keepalive_s).store(settings.keepalive_s, Ordering::Release);
+            half(&raw mut (*to).connections_most)
+                .store(settings.connections_most, Ordering::Release);
+            half(&raw mut (*to).pending_most).store(settings.pending_most, Ordering::Release);
+            half(&raw mut (*to).connects_per_second)
+                .store(settings.connects_per_second, Ordering::Release);
+            half(&raw mut (*to).limit_errno).store(settings.limit_errno, Ordering::Release);
             half(&raw mut (*to).policy).store(settings.policy, Ordering::Release);
             half(&raw mut (*to).flags).store(settings.flags, Ordering::Release);
         }

@@ -78,6 +78,10 @@ pub struct RowMetrics {
     pub rejected: Rejections,
     /// Calls that observe mode let pass.
     pub would_reject: Rejections,
+    /// What became of them: succeeded, failed.
+    pub would_reject_outcomes: [u64; 2],
+    /// Live connections.
+    pub connections: u64,
     /// Connections ended by each of our timeouts.
     pub timeouts: [u64; TIMEOUTS.len()],
     /// Changes of state so far.

@@ -40,7 +40,7 @@ use std::{
     sync::OnceLock,
 };
 
-pub use destination::{Destination, DestinationArg, DestinationError};
+pub use destination::{Destination, DestinationArg, DestinationError, host_name};
 pub use diff::{Change, diff};
 pub use duration::format_duration;
 pub use entries::KernelEntry;
@@ -51,7 +51,7 @@ pub use model::{
     Policy, ReadAction, RetryPolicy, Scope, Stall, StatusPattern, Timeouts,
 };
 pub use origins::Origins;
-pub use pattern::{DestinationPattern, Target};
+pub use pattern::{DestinationPattern, KnownName, Target};
 pub use resolve::Resolution;
 pub use schema::{MAX_KERNEL_ENTRIES, MAX_POLICIES};
 pub use workload::{WorkloadError, WorkloadPattern};

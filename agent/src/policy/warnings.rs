@@ -13,9 +13,7 @@ use super::{
 /// as the parts are built.
 pub(super) const NOT_ENFORCED: &[&str] = &[
     "breaker.scope",
-    "breaker.max_open_share",
     "breaker.failure_status",
-    "breaker.on_open",
     "retry.limit",
     "retry.budget",
     "retry.window",
@@ -24,13 +22,10 @@ pub(super) const NOT_ENFORCED: &[&str] = &[
     "retry.max_held",
     "retry.spin_per_second",
     "retry.refuse_non_idempotent",
-    "limits.connections",
-    "limits.pending",
-    "limits.connects_per_second",
 ];
 
 /// Settings on the list whose built-in value is how this version behaves.
-const BUILT_IN_ACTS: &[&str] = &["breaker.scope", "breaker.failure_status", "breaker.on_open"];
+const BUILT_IN_ACTS: &[&str] = &["breaker.scope", "breaker.failure_status"];
 
 /// Whether this version does what a setting of this value says.
 pub(super) fn is_acted_upon(key: &str, value: &str) -> bool {
@@ -58,7 +53,6 @@ impl Config {
             warn(&mut warnings, &scope, policy, |key, value| {
                 inert(key, value) || defaults.get(key).is_some_and(|default| default == value)
             });
-            warn_names(&mut warnings, &scope, &policy.destinations);
         }
         warn_names(&mut warnings, "protected", &self.protected);
         warnings
@@ -82,12 +76,13 @@ fn warn(
     }
 }
 
+/// Only names that the agent resolves itself protect, and it can resolve no wildcard.
 fn warn_names(warnings: &mut Vec<String>, scope: &str, patterns: &[DestinationPattern]) {
     for pattern in patterns {
-        if matches!(pattern.target, Target::Name { .. }) {
+        if matches!(pattern.target, Target::Name { wildcard: true, .. }) {
             warnings.push(format!(
-                "{scope}: destinations: the name {pattern} is accepted but not enforced by this \
-                 version, which matches addresses only"
+                "{scope}: destinations: {pattern} protects only names that stand in full in a policy \
+                 or here: what programs are told is believed for nothing that is protected"
             ));
         }
     }

@@ -71,6 +71,9 @@ pub enum Event {
     /// A breaker changed state.
     Breaker {
         destination: String,
+        /// A name of it, if one is known.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        name: Option<String>,
         workload: String,
         netns: Option<u64>,
         from: State,
@@ -105,6 +108,16 @@ pub enum Event {
         comm: String,
         mode: Mode,
         generation: u32,
+    },
+    /// Connections that existed when a breaker opened were ended. At most one a second and row; an
+    /// addition to the first version of the format.
+    Drained {
+        destination: String,
+        workload: String,
+        netns: Option<u64>,
+        /// What the policy says: abort or drain-idle.
+        on_open: String,
+        connections: u64,
     },
     /// A connect was made to wait.
     Held {
@@ -190,6 +203,7 @@ impl Event {
             Self::Breaker { .. } => "breaker",
             Self::Timeout { .. } => "timeout",
             Self::Rejected { .. } => "rejected",
+            Self::Drained { .. } => "drained",
             Self::Held { .. } => "held",
             Self::RetryBudget { .. } => "retry_budget",
             Self::Config { .. } => "config",

@@ -32,6 +32,10 @@ pub(super) struct ModelRow {
     /// Open: a single connect may pass.
     trial: bool,
     refused_before: Option<u64>,
+    /// Refusals in a row with 900 ms before each.
+    far_apart: u64,
+    /// Refusals heard of last, and when that or something of a probe or trial was heard of.
+    refused_last: (u64, Nanos),
     /// When it opened, or let the last trial pass.
     opened_or_tried: Nanos,
     outage_began: Nanos,
@@ -74,7 +78,20 @@ impl ModelRow {
         self.server_is_there = None;
         self.trial = false;
         self.refused_before = None;
+        self.far_apart = 0;
         self.opened_or_tried = now;
+    }
+
+    fn let_one_try(&mut self, now: Nanos) {
+        self.refused_before = Some(self.refused_last.0);
+        self.opened_or_tried = now;
+        self.go(State::Open);
+        self.trial = true;
+    }
+
+    /// The probe or trial that fails now came as seldom as those before, and failed quickly.
+    fn seldom_and_quick(&self, now: Nanos) -> bool {
+        self.far_apart >= 2 && now - self.refused_last.1 <= secs(1)
     }
 
     pub(super) fn refused(&mut self, refused: u64, now: Nanos) {
@@ -84,20 +101,31 @@ impl ModelRow {
         }
         let Some(before) = self.refused_before else {
             self.refused_before = Some(refused);
+            self.refused_last = (refused, now);
+            self.far_apart = u64::from(now - self.opened_or_tried >= millis(900));
             return;
+        };
+        let (last, heard) = self.refused_last;
+        if refused == last {
+            return;
+        }
+        self.refused_last = (refused, now);
+        self.far_apart = if now - heard >= millis(900 * (refused - last)) {
+            self.far_apart + refused - last
+        } else {
+            0
         };
         let outage = now - self.outage_began;
         let wait = match outage {
             _ if self.trial => self.lease(),
+            _ if self.far_apart >= 2 => millis(900),
             _ if outage < secs(60) => millis(500),
             _ if outage < secs(600) => secs(2),
             _ => secs(4),
         };
-        if refused - before >= 50 && now - self.opened_or_tried >= wait {
-            self.refused_before = Some(refused);
-            self.opened_or_tried = now;
-            self.go(State::Open);
-            self.trial = true;
+        let earned = refused - before >= 50 || self.far_apart >= 2;
+        if earned && now - self.opened_or_tried >= wait {
+            self.let_one_try(now);
         }
     }
 
@@ -259,7 +287,12 @@ impl ModelRow {
     }
 
     pub(super) fn probe_started(&mut self, generation: u32, now: Nanos) {
-        if self.state == State::HalfOpen && generation == self.generation {
+        let awaits = self.state == State::HalfOpen || self.tries();
+        if !awaits || generation != self.generation {
+            return;
+        }
+        self.refused_last.1 = now;
+        if self.state == State::HalfOpen {
             self.news.push(now);
         }
     }
@@ -280,8 +313,14 @@ impl ModelRow {
                     self.success(now);
                 }
                 ProbeOutcome::Failure => {
-                    self.trial = false;
-                    self.go(State::Open);
+                    let came_seldom = now - self.opened_or_tried >= millis(900);
+                    if came_seldom && self.seldom_and_quick(now) {
+                        self.let_one_try(now);
+                    } else {
+                        self.trial = false;
+                        self.far_apart = 0;
+                        self.go(State::Open);
+                    }
                 }
             }
             return;
@@ -294,13 +333,19 @@ impl ModelRow {
             self.news.push(now);
         }
         match outcome {
-            ProbeOutcome::Returned => {}
+            ProbeOutcome::Returned => self.refused_last.1 = now,
             ProbeOutcome::Success => {
+                self.refused_last.1 = now;
                 self.successes_in_round += 1;
                 self.success(now);
             }
             ProbeOutcome::Failure => {
+                let seldom = self.seldom_and_quick(now).then_some(self.far_apart);
                 self.open(now);
+                if let Some(far_apart) = seldom {
+                    self.let_one_try(now);
+                    self.far_apart = far_apart;
+                }
                 self.misleading_redials += i32::from(self.opened_by_redial);
                 self.last_failed_probe = now;
                 self.grow(now);
@@ -379,6 +424,8 @@ impl Model {
                 server_is_there: None,
                 trial: false,
                 refused_before: None,
+                far_apart: 0,
+                refused_last: (0, Nanos::ZERO),
                 opened_or_tried: Nanos::ZERO,
                 outage_began: Nanos::ZERO,
                 opened_by_redial: false,

@@ -246,3 +246,80 @@ fn what_lets_some_through_does_not_mislead() {
     one.dial_ended(true);
     assert_eq!(one.state(), State::HalfOpen, "as if it had been the first");
 }
+
+/// A health check a second.
+fn check(one: &mut One, refusals: &mut u64) {
+    one.pass(secs(1));
+    if tries(one) {
+        let generation = one.view().generation;
+        one.handle(Event::ProbeStarted {
+            row: ROW,
+            generation,
+        });
+        one.pass(millis(5));
+        ended(one, ProbeOutcome::Failure);
+    } else {
+        *refusals += 1;
+        refused(one, *refusals);
+    }
+}
+
+#[test]
+fn who_calls_seldom_is_told_the_truth() {
+    let mut one = open();
+    one.dial_ended(true);
+    let mut refusals = 1;
+    for _ in 0..3 {
+        check(&mut one, &mut refusals);
+    }
+    assert_eq!(refusals, 3, "the first ones do not know yet");
+    // Over many cooldowns.
+    for _ in 0..500 {
+        check(&mut one, &mut refusals);
+    }
+    assert_eq!(refusals, 3);
+    assert!(tries(&one) || one.state() == State::HalfOpen);
+    // It is seen at once.
+    one.pass(secs(1));
+    for _ in 0..2 {
+        ended(&mut one, ProbeOutcome::Success);
+    }
+    assert_eq!(one.state(), State::Closed);
+}
+
+#[test]
+fn it_ends_when_calls_come_faster_or_wait_long() {
+    for faster in [true, false] {
+        let mut one = open();
+        one.dial_ended(true);
+        let mut refusals = 1;
+        for _ in 0..6 {
+            check(&mut one, &mut refusals);
+        }
+        assert!(tries(&one));
+        let generation = one.view().generation;
+        let step = if faster { millis(300) } else { secs(2) };
+        one.pass(step);
+        one.handle(Event::ProbeStarted {
+            row: ROW,
+            generation,
+        });
+        one.pass(if faster { millis(5) } else { millis(1001) });
+        ended(&mut one, ProbeOutcome::Failure);
+        assert!(!tries(&one), "{faster}");
+        one.pass(secs(1));
+        refused(&mut one, refusals + 1);
+        assert!(!tries(&one), "begins anew");
+    }
+}
+
+#[test]
+fn two_a_second_are_not_seldom() {
+    let mut one = open();
+    one.dial_ended(true);
+    for calls in 1..40 {
+        one.pass(millis(500));
+        refused(&mut one, 1 + calls);
+        assert!(!tries(&one));
+    }
+}

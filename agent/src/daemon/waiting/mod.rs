@@ -7,11 +7,13 @@
 //! should. Where a policy sets a write or stall timeout, it asks the kernel about connections on which
 //! data may lie still ([`still`]). Where a policy wants its read timeout to act by options of the
 //! socket, another thread sets them ([`option`]), and an exchange that goes on behind them is ended.
+//! Where a policy ends connections when its breaker opens, a third one does that ([`drain`]).
 //!
-//! A program that keeps its socket locked can hold the thread up. Then another one takes its place
+//! A program that keeps its socket locked can hold the first one up. Then another one takes its place
 //! ([`held`]).
 
 mod abort;
+pub mod drain;
 mod held;
 mod hung;
 mod option;
@@ -40,6 +42,7 @@ use crate::{
     kernel::{Connections, LentOptions, Table, clock},
 };
 use abort::Aborter;
+use drain::{Drain, DrainThread};
 use held::{Avoided, Beat, Watchdog};
 use hung::HungWatch;
 use option::{Bounded, OptionThread};
@@ -77,6 +80,7 @@ pub struct Waiting {
     /// Said, and not over: even the last thread hangs.
     stands_still: bool,
     options: OptionThread,
+    drains: DrainThread,
 }
 
 /// What a program's lock does to the timeouts.
@@ -126,6 +130,7 @@ impl Waiting {
         hidden: Hidden,
         commander: Commander,
         lent: Arc<LentOptions>,
+        drains: (mpsc::Sender<Drain>, mpsc::Receiver<Drain>),
     ) -> Result<Self> {
         let shared = Shared {
             table,
@@ -138,6 +143,7 @@ impl Waiting {
         };
         Ok(Self {
             options: OptionThread::start(shared.clone(), lent)?,
+            drains: DrainThread::start(shared.clone(), drains.0, drains.1)?,
             worker: Worker::start(shared.clone())?,
             shared,
             watchdog: Watchdog::default(),
@@ -151,7 +157,8 @@ impl Waiting {
         self.shared.plan = Arc::clone(&plan);
         // A thread that is gone is noticed by whoever runs the loop.
         let _ = self.worker.orders.send(Order::Plan(Arc::clone(&plan)));
-        self.options.plan(plan);
+        self.options.plan(Arc::clone(&plan));
+        self.drains.plan(plan);
     }
 
     /// Sees to it that a thread is at work: to be called several times a second. What has changed is
@@ -193,12 +200,13 @@ impl Waiting {
 
     /// Whether the thread still runs.
     pub fn is_running(&self) -> bool {
-        !self.worker.thread.is_finished() && self.options.is_running()
+        !self.worker.thread.is_finished() && self.options.is_running() && self.drains.is_running()
     }
 
     /// Ends the threads. Options of sockets are to be given back before.
     pub fn stop(&mut self) {
         self.options.stop();
+        self.drains.stop();
         let _ = self.worker.orders.send(Order::Stop);
         let begin = Instant::now();
         while !self.worker.thread.is_finished() && begin.elapsed() < PATIENCE {
