@@ -15,6 +15,7 @@ pub mod classify;
 pub mod control;
 pub mod event;
 pub mod histogram;
+pub mod http;
 pub mod key;
 pub mod lent;
 pub mod limits;

@@ -18,6 +18,10 @@ pub const ROW_PROTECTED: u32 = 1;
 pub const ROW_CANARY: u32 = 1 << 1;
 /// Some limit of the policy is on: `connect()` claims a place ([`crate::limits`]).
 pub const ROW_LIMITED: u32 = 1 << 2;
+/// The length of answers is followed, where they are HTTP/1 in the clear ([`crate::http`]).
+pub const ROW_LENGTHS: u32 = 1 << 8;
+/// As [`ROW_LENGTHS`], answers that come in chunks, too.
+pub const ROW_CHUNKS: u32 = 1 << 9;
 
 /// Settings of a policy as the kernel needs them. Copied into a row at its creation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]

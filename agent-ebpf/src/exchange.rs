@@ -16,6 +16,7 @@ use agent_common::{
         EVENT_EXCHANGE, EVENT_PROBE, OUTCOME_ABANDONED, OUTCOME_CLOSED_EARLY, OUTCOME_GAVE_UP,
         OUTCOME_HUNG, OUTCOME_OTHER, OUTCOME_RESET, OUTCOME_RESPONSE, OUTCOME_SLOW, OUTCOME_STATUS,
     },
+    http::{self, ASKS_ON, BODY_NONE},
     stamp::{
         KIND_GREETING, KIND_HANDSHAKE, KIND_REQUEST, PHASE_OPEN, PHASE_PENDING, PROTOCOL_ADOPTED,
         PROTOCOL_ADOPTED_BUSY, PROTOCOL_AMQP, PROTOCOL_HTTP1, PROTOCOL_MULTIPLEXED,
@@ -34,10 +35,9 @@ use aya_ebpf::{
 };
 
 use crate::{
-    answers, atomics, begin, counted, events,
+    answers, atomics, begin, body, counted, events, head,
     opaque::hidden,
     outcome::{self, Window},
-    retry_after,
     segment::{self, Segment},
     stamps, tls,
 };
@@ -173,6 +173,8 @@ unsafe fn out(ctx: &SkBuffContext, stamp: *mut Stamp, segment: Segment) {
                 if protocol == PROTOCOL_TLS {
                     kind = KIND_HANDSHAKE;
                     tls::sent(ctx.skb.skb, stamp, &segment);
+                } else if protocol == PROTOCOL_HTTP1 {
+                    (*stamp).tls_stage = asks(&head);
                 }
                 if (*stamp).in_end == 0
                     && let Some(row) = outcome::unpinned_row_of(stamp)
@@ -210,10 +212,15 @@ unsafe fn out(ctx: &SkBuffContext, stamp: *mut Stamp, segment: Segment) {
                     _ => true,
                 };
                 if !begins {
+                    if protocol == PROTOCOL_HTTP1 {
+                        (*stamp).tls_stage = ASKS_ON;
+                    }
                     return;
                 }
-                if protocol == PROTOCOL_TLS {
-                    (*stamp).tls_stage = STAGE_SETTLED;
+                match protocol {
+                    PROTOCOL_TLS => (*stamp).tls_stage = STAGE_SETTLED,
+                    PROTOCOL_HTTP1 => (*stamp).tls_stage = asks(&head),
+                    _ => {}
                 }
             }
         }
@@ -233,6 +240,12 @@ unsafe fn out(ctx: &SkBuffContext, stamp: *mut Stamp, segment: Segment) {
         (*stamp).request_seq = begin_seq;
         begin::begin(stamp, row, number + 1, now, kind);
     }
+}
+
+/// What a request of HTTP/1 asks for.
+#[inline(always)]
+fn asks(head: &[u8; HEAD]) -> u32 {
+    http::asks([head[0], head[1], head[2], head[3]])
 }
 
 const HANDSHAKE: u32 = Sent::Handshake as u32;
@@ -300,6 +313,10 @@ unsafe fn back(ctx: &SkBuffContext, stamp: *mut Stamp, segment: Segment) {
             // The middle of an answer, or what nobody asked for: a push, a ticket, a greeting.
             if protocol == PROTOCOL_UNKNOWN && before == 0 {
                 greeted(ctx, stamp, &segment);
+            } else if protocol == PROTOCOL_HTTP1 {
+                if (*stamp).tls_seen != BODY_NONE {
+                    body::goes_on(ctx.skb.skb, stamp, &segment);
+                }
             } else if may_be_ticket(stamp, protocol) {
                 tls::answers(ctx.skb.skb, stamp, &segment, 0);
             }
@@ -344,6 +361,9 @@ unsafe fn back(ctx: &SkBuffContext, stamp: *mut Stamp, segment: Segment) {
         if let Some(row) = outcome::row_of(stamp) {
             if kind == KIND_GREETING {
                 atomics::add32(&raw mut (*row).greeted, 1);
+            }
+            if protocol == PROTOCOL_HTTP1 {
+                body::begins(ctx.skb.skb, stamp, &segment, (*row).settings.flags);
             }
             let us = (now / 1000).saturating_sub(begun_us);
             let counted = counted(ctx, stamp, row);
@@ -407,8 +427,11 @@ unsafe fn status(skb: *mut __sk_buff, segment: &Segment, protocol: u32) -> u32 {
     unsafe {
         let head = segment::head(skb, *segment);
         let answer = hidden(classify::answer(&head, protocol, segment.payload) as u32);
-        if answer == Answer::Unavailable as u32 && retry_after::is_there(skb, segment) != 0 {
-            return Answer::UnavailableForNow as u32;
+        if answer == Answer::Unavailable as u32 {
+            let head = head::search(skb, segment);
+            if !head.is_null() && (*head).search.has_retry_after() {
+                return Answer::UnavailableForNow as u32;
+            }
         }
         answer
     }

@@ -15,8 +15,10 @@ use agent_common::{
 use aya_ebpf::{
     bindings::{BPF_F_MMAPABLE, BPF_F_NO_PREALLOC},
     macros::map,
-    maps::{Array, HashMap, LpmTrie, Queue, RingBuf},
+    maps::{Array, HashMap, LpmTrie, PerCpuArray, Queue, RingBuf},
 };
+
+use crate::head::Head;
 
 /// Mode, heartbeat. Written by the agent. Mapped, 64 bytes.
 #[map]
@@ -123,6 +125,11 @@ pub static SPILLED: HashMap<u64, Stamp> =
 /// agent and removed by whoever ends the exchange. Some 60 bytes an entry, taken only when used.
 #[map]
 pub static COUNTED: HashMap<u64, u64> = HashMap::with_max_entries(COUNTED_MOST, BPF_F_NO_PREALLOC);
+
+/// The first bytes of an HTTP answer while the ingress hook searches them. One of 1.1 KB for each
+/// processor.
+#[map]
+pub static HEAD: PerCpuArray<Head> = PerCpuArray::with_max_entries(1, 0);
 
 /// Control groups whose sockets are adopted, by id, with a process in each. Written by the agent,
 /// emptied after the start.

@@ -33,7 +33,8 @@ fn the_command_line_is_the_one_of_the_contract() {
             "trip",
             "hold-closed",
             "reset",
-            "check"
+            "check",
+            "replay"
         ]
     );
     let line = "backstop run --config c --cgroup /a --cgroup /b --mode observe --socket /s --listen \

@@ -201,6 +201,15 @@ pub enum Action {
     /// Failures of many destinations at once have begun or are over: while they last, nothing is
     /// opened. To be said once.
     Correlated(Correlated),
+    /// A dial was answered, or the one that asks whether the server of a breaker opened on exchanges is
+    /// there at all was not. To be recorded, so that the course of events can be replayed; it comes
+    /// before what follows from it.
+    Redialled {
+        /// One of the rows that the dial was for.
+        row: RowId,
+        /// Whether a connection was established.
+        answered: bool,
+    },
     /// Connect to the target and answer with [`Event::DialEnded`] within
     /// [`DIAL_WRITE_OFF`](super::DIAL_WRITE_OFF).
     Dial {
@@ -228,6 +237,8 @@ pub struct BreakerView {
     /// Closed though its calls said open, because too much fails at once ([`Correlated`]), or too many
     /// endpoints of its name refuse already.
     pub bypassed: bool,
+    /// Open only because this row's breaker is, of another workload (`scope = "node"`).
+    pub follows: Option<RowId>,
     /// End of a manual state.
     pub manual_until: Option<Nanos>,
     /// Until when a share of the connects passes, just after closing.

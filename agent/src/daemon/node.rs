@@ -289,6 +289,15 @@ impl Node {
                 self.journal.publish(WallClock::read().at(at), event);
             }
             Notice::Bypassed(row, reason, group) => self.bypassed(row, reason, group),
+            Notice::Redialled { row, answered, at } => {
+                let Some(known) = self.shown(row) else { return };
+                let event = Event::Redial {
+                    destination: view::destination(row, &known),
+                    netns: netns(&known),
+                    answered,
+                };
+                self.journal.publish(WallClock::read().at(at), event);
+            }
             Notice::Correlated(change) => self.correlated(change),
             Notice::Drained(id, on_open, connections) => {
                 let Some(row) = self.shown(id) else { return };

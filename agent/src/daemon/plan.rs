@@ -4,14 +4,15 @@ use std::sync::Arc;
 
 use agent_common::{
     PolicyKey, Settings,
-    row::{FAIL_5XX, ROW_LIMITED, ROW_PROTECTED},
+    row::{FAIL_5XX, ROW_CHUNKS, ROW_LENGTHS, ROW_LIMITED, ROW_PROTECTED},
     syn::first_timeout_ticks,
 };
 
 use crate::{
     core::{BreakerSettings, HungRule, Nanos, WaitLimits},
     policy::{
-        Config, Destination, Hung, KnownName, Limits, OnOpen, Policy, ReadAction, StatusPattern,
+        Config, Destination, Hung, KnownName, Limits, OnOpen, Policy, ReadAction, Scope, Stall,
+        StatusPattern,
     },
 };
 
@@ -110,6 +111,11 @@ impl Plan {
             .unwrap_or(&self.breakers[0])
     }
 
+    /// Whether rows of some policy share their breaker with those of other workloads.
+    pub fn shares_breakers(&self) -> bool {
+        self.breakers.iter().any(|breaker| breaker.node_scope)
+    }
+
     /// The timeouts of a row with these settings that the agent watches. Out of range: defaults.
     pub fn waits(&self, policy: u32) -> &WaitLimits {
         self.waits.get(policy as usize).unwrap_or(&self.waits[0])
@@ -129,6 +135,7 @@ impl Plan {
             deadline: None,
             write: None,
             stall: None,
+            stall_widely: false,
             by_option: false,
         };
         Self {
@@ -160,17 +167,26 @@ fn kernel_settings(policy: &Policy, index: u32, ticks: Ticks) -> Settings {
     // A deadline bounds the attempt as well.
     let connect = policy.timeouts.connect;
     let connect_timeout_ms = millis(policy.timeouts.deadline.map_or(connect, |d| d.min(connect)));
+    let limited = if policy.limits == Limits::OFF {
+        0
+    } else {
+        ROW_LIMITED
+    };
     Settings {
         connect_timeout_ms,
         syn_timeout_ticks: first_timeout_ticks(connect_timeout_ms, ticks.tick_ns, ticks.syn_linear),
         gave_up_ms: policy.breaker.gave_up.map_or(0, millis),
         probe_limit: policy.breaker.probes,
         policy: index,
-        flags: if policy.limits == Limits::OFF {
-            0
-        } else {
-            ROW_LIMITED
-        },
+        flags: limited
+            | match wait_limits(policy) {
+                WaitLimits { stall: None, .. } => 0,
+                WaitLimits {
+                    stall_widely: false,
+                    ..
+                } => ROW_LENGTHS,
+                _ => ROW_LENGTHS | ROW_CHUNKS,
+            },
         slow_call_us: policy.breaker.slow_call.map_or(0, |slow| {
             u32::try_from(slow.as_micros()).unwrap_or(u32::MAX)
         }),
@@ -196,12 +212,21 @@ fn kernel_settings(policy: &Policy, index: u32, ticks: Ticks) -> Settings {
 }
 
 fn wait_limits(policy: &Policy) -> WaitLimits {
+    let timeouts = &policy.timeouts;
+    let by_option = timeouts.read_action == ReadAction::Option;
+    let stall = match timeouts.stall {
+        // The option bounds each receive in the middle of an answer as well, and the socket lives.
+        Stall::Auto => timeouts.read.filter(|_| !by_option),
+        Stall::Off => None,
+        Stall::After(limit) => Some(limit),
+    };
     WaitLimits {
-        read: policy.timeouts.read.map(nanos),
-        deadline: policy.timeouts.deadline.map(nanos),
-        write: policy.timeouts.write.map(nanos),
-        stall: policy.timeouts.stall.map(nanos),
-        by_option: policy.timeouts.read_action == ReadAction::Option,
+        read: timeouts.read.map(nanos),
+        deadline: timeouts.deadline.map(nanos),
+        write: timeouts.write.map(nanos),
+        stall: stall.map(nanos),
+        stall_widely: matches!(timeouts.stall, Stall::After(_)),
+        by_option,
     }
 }
 
@@ -233,6 +258,7 @@ fn breaker_settings(policy: &Policy, ticks: Ticks) -> BreakerSettings {
         probes: breaker.probes,
         successes_to_close: breaker.successes_to_close,
         max_open_share: breaker.max_open_share,
+        node_scope: breaker.scope == Scope::Node,
         probe_lease: Nanos(
             nanos(policy.timeouts.connect)
                 .0

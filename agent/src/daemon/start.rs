@@ -202,7 +202,7 @@ async fn serve(
         seed,
     )?;
     dialer::start(orders, reactor.commander())?;
-    let waiting = Waiting::start(
+    let mut waiting = Waiting::start(
         Arc::clone(&table),
         kernel.connections(),
         Arc::clone(&plan),

@@ -16,6 +16,7 @@ use super::{
     settle,
     tally::Subject,
     view,
+    waiting::Standstill,
 };
 use crate::{
     control::api::{Event, SafetyAction, Timestamp},
@@ -46,6 +47,10 @@ impl Node {
             tracing::error!("the pause is over but cannot be ended: {error}");
         }
         self.follow_names(now);
+        self.journal.flush(Timestamp::now());
+        if let Some(change) = self.waiting.check(now) {
+            self.standstill(change);
+        }
         self.count_traffic(now);
         self.losses(now);
         for id in std::mem::take(&mut self.unnamed) {
@@ -134,6 +139,47 @@ impl Node {
             .map(|(_, row)| (row.key.addr, row.key.ifindex, row.key.port_be))
             .collect();
         self.commander.send(Command::Traffic(places.len()));
+    }
+
+    /// Says that a program's lock holds timeouts up, or no longer does.
+    fn standstill(&self, change: Standstill) {
+        let about = match &change {
+            Standstill::Held(about) | Standstill::Whole(about) | Standstill::Over(about) => about,
+        };
+        let connections = about
+            .iter()
+            .find_map(|cookie| self.kernel.connections().get(*cookie))
+            .and_then(|stamp| Some((stamp, self.table.row(stamp.row)?)));
+        let which = match (connections, about.len()) {
+            (Some((stamp, row)), count) => {
+                let id = RowId {
+                    index: stamp.row,
+                    incarnation: row.incarnation,
+                };
+                let destination = view::destination(id, &row);
+                match count {
+                    1 => format!("the connection of pid {} to {destination}", stamp.pid),
+                    _ => format!(
+                        "one of {count} connections (pid {} to {destination} and others)",
+                        stamp.pid
+                    ),
+                }
+            }
+            (None, _) => "a connection that has ended".to_owned(),
+        };
+        self.safety(match change {
+            Standstill::Held(_) => format!(
+                "a program keeps the socket of {which} locked: read, write, stall timeouts and \
+                 deadlines do not end it until the program lets go; those of others go on"
+            ),
+            Standstill::Whole(_) => format!(
+                "programs keep sockets locked, now that of {which}: no read, write or stall timeout and \
+                 no deadline fires until one of them lets go"
+            ),
+            Standstill::Over(_) => format!(
+                "the socket of {which} is not locked any more: its timeouts are watched again"
+            ),
+        });
     }
 
     /// Says that many destinations fail at once, or that this is over.

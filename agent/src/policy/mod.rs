@@ -48,7 +48,7 @@ pub use error::{ConfigError, Problem};
 pub use explain::{Candidate, Explained, Fit, Guard, SettingSource, SourcedSetting};
 pub use model::{
     AgentConfig, Backoff, BreakerPolicy, Config, Errno, Hung, Limits, LogFormat, Mode, OnOpen,
-    Policy, ReadAction, RetryPolicy, Scope, StatusPattern, Timeouts,
+    Policy, ReadAction, RetryPolicy, Scope, Stall, StatusPattern, Timeouts,
 };
 pub use origins::Origins;
 pub use pattern::{DestinationPattern, KnownName, Target};

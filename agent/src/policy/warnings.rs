@@ -12,7 +12,6 @@ use super::{
 /// `failure_status` that is 5xx), anything else is read and checked only. Entries come off this list
 /// as the parts are built.
 pub(super) const NOT_ENFORCED: &[&str] = &[
-    "breaker.scope",
     "breaker.failure_status",
     "retry.limit",
     "retry.budget",
@@ -25,7 +24,7 @@ pub(super) const NOT_ENFORCED: &[&str] = &[
 ];
 
 /// Settings on the list whose built-in value is how this version behaves.
-const BUILT_IN_ACTS: &[&str] = &["breaker.scope", "breaker.failure_status"];
+const BUILT_IN_ACTS: &[&str] = &["breaker.failure_status"];
 
 /// Whether this version does what a setting of this value says.
 pub(super) fn is_acted_upon(key: &str, value: &str) -> bool {

@@ -238,6 +238,7 @@ impl Driver {
                     assert_eq!(self.seen.verdicts[&row.index].0.generation, generation);
                 }
                 Action::Bypassed { .. } => panic!("no row has a name"),
+                Action::Redialled { row, .. } => assert_eq!(row, self.id(row.index)),
                 Action::Correlated(_) => panic!("two addresses are not many"),
                 Action::Dial { target } => {
                     let waiting =
