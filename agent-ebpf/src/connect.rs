@@ -186,6 +186,7 @@ fn judge(ctx: &SockAddrContext, addr: [u8; 16], ifindex: u32) -> i32 {
                         if verdict.flags & VERDICT_PROBE_BY_EXCHANGE != 0 {
                             flags |= STAMP_PROBE_BY_EXCHANGE;
                         }
+                        flags = hidden(flags);
                     }
                     claimed || (ramp && bpf_get_prandom_u32() % 100 < ramp::share(left))
                 }
@@ -208,7 +209,8 @@ fn judge(ctx: &SockAddrContext, addr: [u8; 16], ifindex: u32) -> i32 {
             flags = hidden(flags);
         }
         if why != 0 {
-            let enforced = mode == Mode::ENFORCE;
+            let why = hidden(why);
+            let enforced = hidden(u32::from(mode == Mode::ENFORCE)) != 0;
             let generation = verdict.generation;
             let errno = if why == BY_LIMIT {
                 (*row).settings.limit_errno
@@ -226,7 +228,7 @@ fn judge(ctx: &SockAddrContext, addr: [u8; 16], ifindex: u32) -> i32 {
                 refuse_with(errno);
                 return REFUSE;
             }
-            flags |= STAMP_WOULD;
+            flags = hidden(flags | STAMP_WOULD);
         }
 
         let Some(found) = stamps::claim(cookie) else {
