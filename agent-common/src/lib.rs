@@ -10,6 +10,7 @@
 #![no_std]
 
 pub mod adopt;
+pub mod budget;
 pub mod classify;
 pub mod control;
 pub mod event;
