@@ -30,20 +30,24 @@ const AHEAD_MOST: u64 = 2;
 /// Time is taken in units of 2^20 ns, about a millisecond.
 const TIME_SHIFT: u32 = 20;
 
-/// Where the counters lie: map memory in the kernel, plain or atomic words in tests.
-pub trait Cells {
+/// The counters, wherever they lie.
+pub trait Counts {
     /// The epoch under way.
     fn epoch(&self) -> u64;
-    /// Advances it if it is still `from`; true if so.
-    fn advance(&mut self, from: u64, to: u64) -> bool;
     /// What was noted at the begin of an epoch; `slot` is below [`SLOTS`].
     fn begin(&self, slot: usize) -> u64;
-    /// Notes it.
-    fn set_begin(&mut self, slot: usize, counts: u64);
     /// Attempts so far.
     fn attempts(&self) -> u64;
     /// Tokens spent so far.
     fn spent(&self) -> u64;
+}
+
+/// Counters that can be changed by several CPUs at once.
+pub trait Cells: Counts {
+    /// Advances the epoch if it is still `from`; true if so.
+    fn advance(&mut self, from: u64, to: u64) -> bool;
+    /// Notes what an epoch began with.
+    fn set_begin(&mut self, slot: usize, counts: u64);
     /// Adds to them (wrapping) and returns the number before.
     fn add_spent(&mut self, amount: u64) -> u64;
 }
@@ -113,7 +117,7 @@ pub fn enter(cells: &mut impl Cells, epoch: u64) {
 
 /// What was noted at the begin of an epoch, or the counters themselves if it has not been entered yet.
 #[inline(always)]
-fn noted(cells: &impl Cells, epoch: u64) -> u64 {
+fn noted(cells: &impl Counts, epoch: u64) -> u64 {
     let ahead = epoch.wrapping_sub(cells.epoch());
     if ahead != 0 && ahead < u64::MAX / 2 {
         pack(cells.attempts(), cells.spent())
@@ -124,7 +128,7 @@ fn noted(cells: &impl Cells, epoch: u64) -> u64 {
 
 /// Tokens that the window allows in all, and the number spent at its begin.
 #[inline(always)]
-fn window(cells: &impl Cells, epoch: u64, budget: Budget) -> (u64, u32) {
+fn window(cells: &impl Counts, epoch: u64, budget: Budget) -> (u64, u32) {
     // What the epoch of a CPU that is behind began with may have been overwritten.
     let ahead = cells.epoch();
     let epoch = if ahead.wrapping_sub(epoch) <= AHEAD_MOST {
@@ -165,7 +169,7 @@ pub fn take(cells: &mut impl Cells, epoch: u64, budget: Budget) -> bool {
 }
 
 /// Tokens that are left; `None`: there is no budget.
-pub fn left(cells: &impl Cells, epoch: u64, budget: Budget) -> Option<u64> {
+pub fn left(cells: &impl Counts, epoch: u64, budget: Budget) -> Option<u64> {
     if budget.share_ppm == NO_BUDGET {
         return None;
     }
@@ -194,25 +198,28 @@ mod tests {
         spent: AtomicU64,
     }
 
-    impl Cells for &Words {
+    impl Counts for &Words {
         fn epoch(&self) -> u64 {
             self.epoch.load(Ordering::SeqCst)
         }
-        fn advance(&mut self, from: u64, to: u64) -> bool {
-            let order = Ordering::SeqCst;
-            self.epoch.compare_exchange(from, to, order, order).is_ok()
-        }
         fn begin(&self, slot: usize) -> u64 {
             self.begins[slot].load(Ordering::SeqCst)
-        }
-        fn set_begin(&mut self, slot: usize, counts: u64) {
-            self.begins[slot].store(counts, Ordering::SeqCst);
         }
         fn attempts(&self) -> u64 {
             self.attempts.load(Ordering::SeqCst)
         }
         fn spent(&self) -> u64 {
             self.spent.load(Ordering::SeqCst)
+        }
+    }
+
+    impl Cells for &Words {
+        fn advance(&mut self, from: u64, to: u64) -> bool {
+            let order = Ordering::SeqCst;
+            self.epoch.compare_exchange(from, to, order, order).is_ok()
+        }
+        fn set_begin(&mut self, slot: usize, counts: u64) {
+            self.begins[slot].store(counts, Ordering::SeqCst);
         }
         fn add_spent(&mut self, amount: u64) -> u64 {
             self.spent.fetch_add(amount, Ordering::SeqCst)

@@ -62,6 +62,10 @@ pub const EVENT_OUR_TIMEOUT: u32 = 1;
 pub const EVENT_PROBE: u32 = 1 << 1;
 /// It is about an exchange, not a connect.
 pub const EVENT_EXCHANGE: u32 = 1 << 3;
+/// Refused as a retry: its operation had had its number of them.
+pub const EVENT_RETRY_LIMIT: u32 = 1 << 4;
+/// Refused as a retry: the budget was spent.
+pub const EVENT_RETRY_BUDGET: u32 = 1 << 5;
 /// Observe mode: it would have been refused, or timed out, and was not.
 pub const EVENT_WOULD: u32 = 1 << 2;
 

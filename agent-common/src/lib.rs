@@ -1,7 +1,7 @@
 //! The binary interface (ABI) between the kernel programs (`agent-ebpf`) and the agent (`agent`).
 //!
 //! Nothing else lives here, except arithmetic that both sides must do alike (the call window, the
-//! latency buckets), so that the code that runs in the kernel is property-tested natively.
+//! latency buckets, the retry budget), so that the code that runs in the kernel is property-tested natively.
 //!
 //! Rules for every shared type: `repr(C)`, fixed-width integers, no `bool`, `enum`, `Option` or
 //! implicit padding, [`bytemuck::Pod`], and a compile-time check of size and offsets. A number in
@@ -16,6 +16,7 @@ pub mod control;
 pub mod event;
 pub mod histogram;
 pub mod key;
+pub mod retry;
 pub mod row;
 pub mod stamp;
 pub mod syn;
@@ -27,13 +28,14 @@ pub use adopt::AdoptOffsets;
 pub use control::{Control, Counters, Mode, Offsets};
 pub use event::{Event, EventKind};
 pub use key::{DestinationKey, PolicyKey};
+pub use retry::{Retries, RetrySettings};
 pub use row::{OTHER_ROW, Row, Settings};
 pub use stamp::Stamp;
 pub use verdict::Verdict;
 pub use window::CallWindow;
 
 /// Version of everything in this crate; raised with any change of layout or meaning.
-pub const ABI_VERSION: u32 = 2;
+pub const ABI_VERSION: u32 = 3;
 
 /// Nanoseconds in a millisecond.
 pub const NANOS_PER_MS: u64 = 1_000_000;

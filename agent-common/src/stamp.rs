@@ -77,12 +77,21 @@ pub struct Stamp {
     pub peer_port_be: u16,
     /// Index of the interface that the socket is bound to; 0: none.
     pub ifindex: u32,
+
+    // --- what a retry of it would need to know ([`crate::retry`])
+    /// Packed ([`crate::retry::pack_operation`]): which attempt of which operation it is.
+    pub operation: u64,
+    /// One of the `ENDED_` constants: what the last answer said, or how it ended.
+    pub ended: u32,
+    /// 1 once the program has closed the socket: what is left of the connection is the kernel's.
+    pub released: u32,
 }
 
 layout!(
-    Stamp, size 152,
+    Stamp, size 168,
     row at 0, phase at 16, begun_ns at 32, pid at 40, comm at 48, request at 64, answered_ns at 80,
     request_seq at 96, local_addr at 112, peer_addr at 128, local_port_be at 144, ifindex at 148,
+    operation at 152,
 );
 
 impl Stamp {
@@ -115,6 +124,9 @@ impl Stamp {
         local_port_be: 0,
         peer_port_be: 0,
         ifindex: 0,
+        operation: 0,
+        ended: 0,
+        released: 0,
     };
 
     /// Whether an answer is owed on an open connection: the number of the exchange under way and
@@ -224,7 +236,7 @@ pub const COUNTED_MOST: u32 = 16_384;
 /// Connections at most whose stamp lies in the hash map. What finds no place passes uncounted.
 pub const SPILLED_MOST: u32 = 131_072;
 
-layout!(Slot, size 168, owner at 0, spilled at 8, stamp at 16);
+layout!(Slot, size 184, owner at 0, spilled at 8, stamp at 16);
 
 /// Nothing under way: never used, or the last connect ended.
 pub const PHASE_IDLE: u32 = 0;
@@ -235,6 +247,9 @@ pub const PHASE_PENDING: u32 = 2;
 
 /// Established: exchanges are followed until it closes.
 pub const PHASE_OPEN: u32 = 3;
+
+/// Its end is counted; its socket is still open. When the program closes it, it knows.
+pub const PHASE_ENDED: u32 = 4;
 
 /// Holds a probe slot of its generation.
 pub const STAMP_PROBE: u32 = 1;

@@ -2,16 +2,18 @@
 
 use agent_common::{
     COMM_LEN, DestinationKey, Event, EventKind, Mode, Row, Stamp, Verdict,
-    event::EVENT_WOULD,
+    event::{EVENT_RETRY_BUDGET, EVENT_RETRY_LIMIT, EVENT_WOULD},
     key::mapped,
+    retry::ENDED_WELL,
     row::ROW_PROTECTED,
     stamp::{
-        PHASE_IDLE, PHASE_OPEN, PHASE_STAMPED, STAMP_OBSERVED, STAMP_PROBE,
+        PHASE_ENDED, PHASE_IDLE, PHASE_OPEN, PHASE_STAMPED, STAMP_OBSERVED, STAMP_PROBE,
         STAMP_PROBE_BY_EXCHANGE, STAMP_UNJUDGED,
     },
     syn::first_timeout_ticks,
     verdict::{
-        STATE_CLOSED, STATE_FORCED_OPEN, STATE_HALF_OPEN, STATE_OPEN, VERDICT_PROBE_BY_EXCHANGE,
+        STATE_CLOSED, STATE_FORCED_CLOSED, STATE_FORCED_OPEN, STATE_HALF_OPEN, STATE_OPEN,
+        VERDICT_PROBE_BY_EXCHANGE,
     },
 };
 use aya_ebpf::{
@@ -29,7 +31,9 @@ use crate::{
     atomics, events,
     exchange::{self, Change},
     kernel::TcpSocket,
-    outcome, probes, rows,
+    outcome, probes,
+    retries::{self, Connect, OVER_BUDGET, OVER_LIMIT},
+    rows,
     stamps::{self, Found},
     user_timeout,
 };
@@ -146,6 +150,7 @@ fn judge(ctx: &SockAddrContext, addr: [u8; 16], ifindex: u32) -> i32 {
         let Some((index, row)) = rows::find_or_create(&key, sk) else {
             return ALLOW;
         };
+        let before_ns = (*row).last_connect_ns;
         (*row).last_connect_ns = now;
         (*row).last_pid = pid;
         if bpf_get_retval() != 0 {
@@ -181,12 +186,53 @@ fn judge(ctx: &SockAddrContext, addr: [u8; 16], ifindex: u32) -> i32 {
             };
             if !passes {
                 let enforced = mode == Mode::ENFORCE;
-                refused(row, index, &verdict, now, pid_tgid, enforced);
+                let refusal = Refusal {
+                    index,
+                    generation: verdict.generation,
+                    errno: verdict.errno,
+                    reason: 0,
+                };
+                if enforced {
+                    atomics::add(&raw mut (*row).rejected_breaker, 1);
+                } else {
+                    atomics::add(&raw mut (*row).would_reject_breaker, 1);
+                }
+                refused(row, now, pid_tgid, enforced, &refusal);
                 if enforced {
                     refuse_with(verdict.errno);
                     return REFUSE;
                 }
             }
+        }
+        // A probe is wanted, and an operator's word is the last.
+        let may_refuse = acting && flags & STAMP_PROBE == 0 && verdict.state != STATE_FORCED_CLOSED;
+        let connect = Connect {
+            index,
+            before_ns,
+            now,
+            pid_tgid,
+            mode: if may_refuse { mode } else { Mode::OFF },
+        };
+        let mut operation = retries::judge(row, &connect);
+        if operation <= OVER_BUDGET {
+            let errno = retries::errno(row);
+            let refusal = Refusal {
+                index,
+                generation: verdict.generation,
+                errno,
+                reason: if operation == OVER_LIMIT {
+                    EVENT_RETRY_LIMIT
+                } else {
+                    EVENT_RETRY_BUDGET
+                },
+            };
+            let enforced = mode == Mode::ENFORCE;
+            refused(row, now, pid_tgid, enforced, &refusal);
+            if enforced {
+                refuse_with(errno);
+                return REFUSE;
+            }
+            operation = retries::let_pass(index, pid_tgid as u32);
         }
 
         let Some(found) = stamps::claim(cookie) else {
@@ -204,6 +250,9 @@ fn judge(ctx: &SockAddrContext, addr: [u8; 16], ifindex: u32) -> i32 {
         (*stamp).own_timeout_ms = 0;
         (*stamp).syn_timeout_ticks = 0;
         (*stamp).begun_ns = 0;
+        (*stamp).operation = operation;
+        (*stamp).ended = ENDED_WELL;
+        (*stamp).released = 0;
         (*stamp).pid = pid;
         (*stamp).tid = pid_tgid as u32;
         bpf_get_current_comm((&raw mut (*stamp).comm).cast(), COMM_LEN as u32);
@@ -263,6 +312,8 @@ unsafe fn unfinished(ctx: &SockAddrContext, found: Found, now: u64) {
     unsafe {
         match (*found.stamp).phase {
             PHASE_IDLE => {}
+            // It failed, and is used again: the program knows.
+            PHASE_ENDED => retries::known(found.stamp, now, (*found.stamp).ended),
             // Its end was hidden from us; nothing is owed on a socket that connects anew.
             PHASE_OPEN => {
                 let change = Change {
@@ -305,23 +356,20 @@ unsafe fn bound(stamp: *mut Stamp, row: *mut Row, own: u32) {
     }
 }
 
-/// Counts a refusal (or one that observe mode forgoes) and reports it now and then.
-#[inline(always)]
-unsafe fn refused(
-    row: *mut Row,
+/// A refusal.
+struct Refusal {
     index: u32,
-    verdict: &Verdict,
-    now: u64,
-    pid_tgid: u64,
-    enforced: bool,
-) {
+    generation: u32,
+    errno: u16,
+    /// The `EVENT_` flag of the reason; 0: the breaker.
+    reason: u32,
+}
+
+/// Reports a refusal (or one that observe mode forgoes) now and then.
+#[inline(never)]
+unsafe fn refused(row: *mut Row, now: u64, pid_tgid: u64, enforced: bool, refusal: &Refusal) {
     // SAFETY: by the caller.
     unsafe {
-        if enforced {
-            atomics::add(&raw mut (*row).rejected_breaker, 1);
-        } else {
-            atomics::add(&raw mut (*row).would_reject_breaker, 1);
-        }
         let last = atomics::load(&raw const (*row).last_reject_event_ns);
         if now.saturating_sub(last) < REJECT_EVENT_EVERY_NS && last != 0 {
             return;
@@ -331,14 +379,14 @@ unsafe fn refused(
         }
         let mut event = Event {
             kind: EventKind::REJECTED,
-            row: index,
+            row: refusal.index,
             incarnation: (*row).incarnation,
-            generation: verdict.generation,
+            generation: refusal.generation,
             at_ns: now,
-            errno: u32::from(verdict.errno),
+            errno: u32::from(refusal.errno),
             pid: (pid_tgid >> 32) as u32,
             tid: pid_tgid as u32,
-            flags: if enforced { 0 } else { EVENT_WOULD },
+            flags: refusal.reason | if enforced { 0 } else { EVENT_WOULD },
             ..events::EMPTY
         };
         bpf_get_current_comm(event.comm.as_mut_ptr().cast(), COMM_LEN as u32);

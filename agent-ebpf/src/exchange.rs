@@ -16,6 +16,7 @@ use agent_common::{
         EVENT_EXCHANGE, EVENT_PROBE, OUTCOME_ABANDONED, OUTCOME_CLOSED_EARLY, OUTCOME_GAVE_UP,
         OUTCOME_HUNG, OUTCOME_OTHER, OUTCOME_RESET, OUTCOME_RESPONSE, OUTCOME_SLOW, OUTCOME_STATUS,
     },
+    retry::{ENDED_UNANSWERED, ENDED_WELL},
     stamp::{
         KIND_GREETING, KIND_HANDSHAKE, KIND_REQUEST, PHASE_OPEN, PHASE_PENDING, PROTOCOL_ADOPTED,
         PROTOCOL_ADOPTED_BUSY, PROTOCOL_AMQP, PROTOCOL_HTTP1, PROTOCOL_MULTIPLEXED,
@@ -468,6 +469,11 @@ unsafe fn answered(stamp: *mut Stamp, row: *mut Row, answered: Answered) {
         if is_failed {
             atomics::add(&raw mut (*row).exchange_status, 1);
         }
+        (*stamp).ended = if is_failed {
+            ENDED_UNANSWERED
+        } else {
+            ENDED_WELL
+        };
         if is_slow {
             atomics::add(&raw mut (*row).slow_calls, 1);
         }
@@ -592,6 +598,7 @@ pub unsafe fn closing(stamp: *mut Stamp, now: u64, change: &Change) -> bool {
             } else {
                 outcome
             };
+            (*stamp).ended = ENDED_UNANSWERED;
             probe_ended(stamp, now, us, outcome);
             ended(row);
             return true;
@@ -605,6 +612,11 @@ pub unsafe fn closing(stamp: *mut Stamp, now: u64, change: &Change) -> bool {
             _ => &raw mut (*row).exchange_other,
         };
         atomics::add(counter, 1);
+        (*stamp).ended = if is_stale || outcome == OUTCOME_ABANDONED {
+            ENDED_WELL
+        } else {
+            ENDED_UNANSWERED
+        };
         if is_stale || outcome == OUTCOME_ABANDONED {
             probe_ended(stamp, now, us, OUTCOME_ABANDONED);
         } else {
@@ -628,8 +640,11 @@ pub unsafe fn closing(stamp: *mut Stamp, now: u64, change: &Change) -> bool {
 }
 
 /// What it means that the program closes before the answer.
+///
+/// # Safety
+/// As [`closing`].
 #[inline(always)]
-unsafe fn given_up(stamp: *mut Stamp, us: u64, exiting: bool) -> u32 {
+pub unsafe fn given_up(stamp: *mut Stamp, us: u64, exiting: bool) -> u32 {
     // SAFETY: by the caller, map memory.
     let limit =
         unsafe { outcome::row_of(stamp).map_or(0, |row| (*row).settings.exchange_gave_up_ms) };

@@ -6,8 +6,8 @@
 use agent_common::{
     Mode, Stamp,
     stamp::{
-        PHASE_IDLE, PHASE_OPEN, PHASE_PENDING, PHASE_STAMPED, STAMP_FOREIGN_RTO_CB,
-        STAMP_FOREIGN_STATE_CB, STAMP_OBSERVED, STAMP_TIMEOUT_SET,
+        PHASE_OPEN, PHASE_PENDING, PHASE_STAMPED, STAMP_FOREIGN_RTO_CB, STAMP_FOREIGN_STATE_CB,
+        STAMP_OBSERVED, STAMP_TIMEOUT_SET,
     },
 };
 use aya_ebpf::{
@@ -96,9 +96,8 @@ pub fn follow(ctx: SockOpsContext) -> u32 {
                 cookie,
             };
             if exchange::closing(stamp, bpf_ktime_get_ns(), &change) {
-                (*stamp).phase = PHASE_IDLE;
                 drop_callbacks(&ctx, stamp, false);
-                found.give_back();
+                found.ended();
             }
             return 1;
         }
@@ -113,7 +112,7 @@ pub fn follow(ctx: SockOpsContext) -> u32 {
             }
             RTO_CB => {
                 if timer_ran_out(&ctx, stamp, sk) {
-                    found.give_back();
+                    found.ended();
                 }
             }
             STATE_CB if state != TCP_CLOSE => {}
@@ -123,7 +122,7 @@ pub fn follow(ctx: SockOpsContext) -> u32 {
                 user_timeout::give_back(ctx.as_ptr(), stamp);
                 drop_callbacks(&ctx, stamp, false);
                 outcome::closed(stamp, bpf_ktime_get_ns(), error, exiting);
-                found.give_back();
+                found.ended();
             }
             _ => {
                 user_timeout::give_back(ctx.as_ptr(), stamp);
@@ -133,7 +132,7 @@ pub fn follow(ctx: SockOpsContext) -> u32 {
                 if (*stamp).phase != PHASE_OPEN {
                     // Observe mode has counted it as timed out.
                     drop_callbacks(&ctx, stamp, false);
-                    found.give_back();
+                    found.ended();
                 }
             }
         }

@@ -24,6 +24,7 @@ mod opaque;
 mod outcome;
 mod probes;
 mod release;
+mod retries;
 mod retry_after;
 mod rows;
 mod segment;

@@ -5,9 +5,10 @@
 //! kernel/bpf/arraymap.c): both sides see a store at once, without a system call.
 
 use agent_common::{
-    Control, Counters, DestinationKey, PolicyKey, Row, Settings, Stamp,
+    Control, Counters, DestinationKey, PolicyKey, Retries, RetrySettings, Row, Settings, Stamp,
     histogram::Histogram,
     key::ManualKey,
+    retry::{PACE_SLOTS, Pace, TASK_SLOTS, Task},
     stamp::{CONNECTION_SLOTS, COUNTED_MOST, SPILLED_MOST, Slot},
     window::Block,
 };
@@ -90,11 +91,30 @@ pub static RECENTLY_ESTABLISHED: Array<u64> = Array::with_max_entries(RECENT_SLO
 /// Entries of [`RECENTLY_ESTABLISHED`]; a power of two.
 pub const RECENT_SLOTS: u32 = 4096;
 
+/// Budget and counters of retries, an entry for each row. Written by the kernel, but where said. Mapped,
+/// 128 bytes an entry.
+#[map]
+pub static RETRIES: Array<Retries> = Array::with_max_entries(17, BPF_F_MMAPABLE);
+
+/// What each policy says about retries. Written by the agent. Mapped, 32 bytes an entry.
+#[map]
+pub static RETRY_POLICIES: Array<RetrySettings> = Array::with_max_entries(1, BPF_F_MMAPABLE);
+
+/// What tasks know of their last calls, at the place that task and row name. Written by the kernel. 56
+/// bytes an entry.
+#[map]
+pub static TASKS: Array<Task> = Array::with_max_entries(TASK_SLOTS, 0);
+
+/// How soon processes call again, at the place that process and row name. Written by the kernel. 16
+/// bytes an entry.
+#[map]
+pub static PACES: Array<Pace> = Array::with_max_entries(PACE_SLOTS, 0);
+
 /// Failures and state changes for the agent. `ring_bytes`.
 #[map]
 pub static EVENTS: RingBuf = RingBuf::with_byte_size(1 << 20, 0);
 
-/// Stamps of connections, by the socket's cookie. Written by the kernel. Mapped, 168 bytes an entry.
+/// Stamps of connections, by the socket's cookie. Written by the kernel. Mapped, 184 bytes an entry.
 #[map]
 pub static CONNECTIONS: Array<Slot> = Array::with_max_entries(CONNECTION_SLOTS, BPF_F_MMAPABLE);
 

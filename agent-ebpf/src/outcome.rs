@@ -10,6 +10,7 @@ use agent_common::{
         OUTCOME_RESET, OUTCOME_UNREACHABLE,
     },
     histogram,
+    retry::ENDED_UNCONNECTED,
     stamp::{
         PHASE_IDLE, PHASE_OPEN, PROTOCOL_UNKNOWN, STAMP_OBSERVED, STAMP_PROBE,
         STAMP_PROBE_BY_EXCHANGE, STAMP_TIMEOUT_SET, STAMP_UNJUDGED,
@@ -209,6 +210,7 @@ unsafe fn failed(stamp: *mut Stamp, now: u64, outcome: u32, error: u32, mut flag
     unsafe {
         let Some(row) = row_of(stamp) else { return };
         (*stamp).phase = PHASE_IDLE;
+        (*stamp).ended = ENDED_UNCONNECTED;
         let us = now.saturating_sub((*stamp).begun_ns) / 1000;
         let counter = match outcome {
             OUTCOME_REFUSED => &raw mut (*row).failed_refused,
@@ -396,8 +398,11 @@ unsafe fn remember(pid: u32, now: u64) {
 }
 
 /// Whether a live program that closes an unanswered connect has given up on the destination.
+///
+/// # Safety
+/// As [`begun`].
 #[inline(always)]
-unsafe fn gave_up(stamp: *mut Stamp, now: u64) -> bool {
+pub unsafe fn gave_up(stamp: *mut Stamp, now: u64) -> bool {
     // SAFETY: by contract, map memory.
     unsafe {
         let Some(row) = row_of(stamp) else {

@@ -8,7 +8,7 @@ use std::{collections::HashMap, path::PathBuf, sync::Arc};
 
 use agent_common::{
     EventKind, Mode, OTHER_ROW, Row as KernelRow, Settings, Verdict,
-    event::{EVENT_OUR_TIMEOUT, EVENT_WOULD},
+    event::{EVENT_OUR_TIMEOUT, EVENT_RETRY_BUDGET, EVENT_RETRY_LIMIT, EVENT_WOULD},
     row::ROW_PROTECTED,
     verdict::{STATE_FORCED_CLOSED, STATE_FORCED_OPEN},
 };
@@ -107,8 +107,9 @@ pub struct Node {
     pub(super) unnamed: Vec<RowId>,
     /// When losses were last looked at.
     pub(super) losses_at: Nanos,
-    /// Refusals that the last `rejected` event of a row had counted.
-    pub(super) reported: HashMap<RowId, u64>,
+    /// Refusals that the last `rejected` event of a row had counted: by the breaker, the retry budget
+    /// and the retry limit.
+    pub(super) reported: HashMap<RowId, [u64; 3]>,
     pub(super) lost: u64,
 }
 
@@ -317,8 +318,24 @@ impl Node {
 
     fn rejected(&mut self, id: RowId, event: &agent_common::Event) {
         let Some(row) = self.shown(id) else { return };
-        let total = row.rejected_breaker + row.would_reject_breaker;
-        let before = self.reported.insert(id, total).unwrap_or(0);
+        let retries = self.table.retries(id.index);
+        let (rejected, would) = (
+            view::rejected(&row, &retries),
+            view::would_reject(&row, &retries),
+        );
+        let (reason, total, place) = if event.flags & EVENT_RETRY_LIMIT != 0 {
+            ("retry_limit", rejected.retry_limit + would.retry_limit, 2)
+        } else if event.flags & EVENT_RETRY_BUDGET != 0 {
+            (
+                "retry_budget",
+                rejected.retry_budget + would.retry_budget,
+                1,
+            )
+        } else {
+            ("breaker", rejected.breaker + would.breaker, 0)
+        };
+        let reported = &mut self.reported.entry(id).or_default()[place];
+        let count = total.saturating_sub(std::mem::replace(reported, total));
         let mode = if event.flags & EVENT_WOULD != 0 {
             api::Mode::Observe
         } else {
@@ -330,8 +347,8 @@ impl Node {
                 destination: view::destination(id, &row),
                 workload: view::workload(id, &row, &mut self.names),
                 netns: netns(&row),
-                reason: "breaker".to_owned(),
-                count: total.saturating_sub(before).max(1),
+                reason: reason.to_owned(),
+                count: count.max(1),
                 pid: event.pid,
                 comm: comm(&event.comm),
                 mode,

@@ -3,7 +3,9 @@
 use std::sync::Arc;
 
 use agent_common::{
-    PolicyKey, Settings,
+    PolicyKey, RetrySettings, Settings,
+    budget::{NO_BUDGET, WHOLE_PPM, epoch_scale},
+    retry::NO_LIMIT,
     row::{FAIL_5XX, ROW_PROTECTED},
     syn::first_timeout_ticks,
 };
@@ -39,6 +41,8 @@ pub struct Plan {
     pub settings: Vec<Settings>,
     /// By policy: for the core.
     pub breakers: Vec<Arc<BreakerSettings>>,
+    /// By policy: what the kernel is told about retries.
+    pub retries: Vec<RetrySettings>,
     /// By policy: the timeouts that the agent watches.
     pub waits: Vec<WaitLimits>,
     /// By policy: the name.
@@ -61,6 +65,10 @@ impl Plan {
             .iter()
             .map(|policy| Arc::new(breaker_settings(policy, ticks)))
             .collect();
+        let retries = policies
+            .iter()
+            .map(|policy| retry_settings(policy))
+            .collect();
         let waits = policies.iter().map(|policy| wait_limits(policy)).collect();
         let names = policies
             .iter()
@@ -74,6 +82,7 @@ impl Plan {
         Self {
             settings,
             breakers,
+            retries,
             waits,
             names,
             entries,
@@ -101,6 +110,13 @@ impl Plan {
     /// The timeouts of a row with these settings that the agent watches. Out of range: defaults.
     pub fn waits(&self, policy: u32) -> &WaitLimits {
         self.waits.get(policy as usize).unwrap_or(&self.waits[0])
+    }
+
+    /// What a row with these settings has been told about retries. Out of range: defaults.
+    pub fn retry(&self, policy: u32) -> &RetrySettings {
+        self.retries
+            .get(policy as usize)
+            .unwrap_or(&self.retries[0])
     }
 
     /// The name of a policy.
@@ -141,7 +157,32 @@ fn kernel_settings(policy: &Policy, index: u32, ticks: Ticks) -> Settings {
             0
         },
         exchange_gave_up_ms: policy.breaker.gave_up.map_or(0, millis),
-        reserved: 0,
+        retry_scale: if policy.retry.enabled {
+            epoch_scale(nanos(policy.retry.window).0)
+        } else {
+            0
+        },
+    }
+}
+
+#[expect(
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    reason = "a share is from 0 to 1"
+)]
+fn retry_settings(policy: &Policy) -> RetrySettings {
+    let retry = &policy.retry;
+    let window_ms = u64::from(millis(retry.window));
+    let floor = u64::from(retry.min_per_second) * window_ms / 1000;
+    RetrySettings {
+        window_ns: nanos(retry.window).0,
+        deadline_ns: policy.timeouts.deadline.map_or(0, |d| nanos(d).0),
+        budget_ppm: retry.budget.map_or(NO_BUDGET, |share| {
+            (share * f64::from(WHOLE_PPM)).round() as u32
+        }),
+        budget_floor: u32::try_from(floor).unwrap_or(u32::MAX),
+        limit: retry.limit.unwrap_or(NO_LIMIT),
+        errno: policy.breaker.errno.number().unsigned_abs(),
     }
 }
 

@@ -370,7 +370,7 @@ impl Node {
     /// When the kernel takes no more prefixes.
     pub(super) fn apply(&mut self, plan: Arc<Plan>) -> Result<()> {
         self.kernel
-            .set_policies(&plan.settings, &plan.entries)
+            .set_policies(&plan.settings, &plan.retries, &plan.entries)
             .context("put the policies into the kernel")?;
         self.plan = plan;
         let hidden = self.hidden.all();

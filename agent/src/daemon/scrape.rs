@@ -6,8 +6,8 @@ use anyhow::{Result, anyhow};
 
 use super::{memory, node::Node, view};
 use crate::{
-    control::api::{Rejections, State},
-    kernel::programs::HOOKS,
+    control::api::State,
+    kernel::{clock, programs::HOOKS},
     metrics::{self, Latencies, NodeMetrics, RowMetrics},
 };
 
@@ -31,6 +31,7 @@ pub async fn text(node: &mut Node) -> Result<String> {
                 .unwrap_or_default()
         };
         let (connects, responses) = (buckets(row.histogram), buckets(row.response_histogram));
+        let retries = node.table.retries(id.index);
         rows.push(RowMetrics {
             destination: view::destination(id, &row),
             workload: view::workload(id, &row, &mut node.names),
@@ -44,14 +45,11 @@ pub async fn text(node: &mut Node) -> Result<String> {
             abandoned: row.abandoned + row.exchange_abandoned,
             throttled: u64::from(row.throttled),
             failures: view::failures(&row),
-            rejected: Rejections {
-                breaker: row.rejected_breaker,
-                ..Rejections::default()
-            },
-            would_reject: Rejections {
-                breaker: row.would_reject_breaker,
-                ..Rejections::default()
-            },
+            rejected: view::rejected(&row, &retries),
+            would_reject: view::would_reject(&row, &retries),
+            retries: retries.total(),
+            budget_tokens: view::tokens(&node.plan, &row, retries, clock::now()),
+            operations: retries.operations(row.attempts),
             timeouts: view::firings(&row),
             transitions: node.tally.transitions(id),
             connect: Latencies {

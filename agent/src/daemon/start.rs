@@ -163,7 +163,7 @@ async fn serve(
     let events_kept = config.agent.events_kept as usize;
     let mode = config.mode;
     let plan = Arc::new(Plan::new(config, ticks));
-    kernel.set_policies(&plan.settings, &plan.entries)?;
+    kernel.set_policies(&plan.settings, &plan.retries, &plan.entries)?;
     table.write_control(Control {
         mode: Mode::OFF,
         agent_pid: std::process::id(),

@@ -3,8 +3,9 @@
 use std::collections::{HashMap, HashSet};
 
 use agent_common::{
-    OTHER_ROW, Row as KernelRow,
+    OTHER_ROW, Retries, Row as KernelRow, budget,
     event::{OUTCOME_DEADLINE, OUTCOME_READ_TIMEOUT, OUTCOME_STALL, OUTCOME_WRITE_TIMEOUT},
+    retry::Counted,
 };
 
 use super::{latency::Latencies, plan::Plan};
@@ -65,6 +66,7 @@ impl Viewer<'_> {
         let until = |at: Nanos| at.0.saturating_sub(self.now.0) / agent_common::NANOS_PER_MS;
         let since = view.map_or(row.created_ns, |view| view.since.0);
         let policy = row.settings.policy;
+        let retries = self.table.retries(id.index);
         let (minute, five_minutes) = self.latency(id, row);
         api::Row {
             destination: destination(id, row),
@@ -108,23 +110,38 @@ impl Viewer<'_> {
             throttled: u64::from(row.throttled),
             local: row.local,
             failures: failures(row),
-            rejected: Rejections {
-                breaker: row.rejected_breaker,
-                ..Rejections::default()
-            },
-            would_reject: Rejections {
-                breaker: row.would_reject_breaker,
-                ..Rejections::default()
-            },
+            rejected: rejected(row, &retries),
+            would_reject: would_reject(row, &retries),
             held: Held::default(),
             would_timeout: row.would_timeout,
             hung_recovered: row.hung_recovered,
-            retry: Retry::default(),
+            retry: self.retry(row, retries),
             connect_latency_us: five_minutes.0,
             response_latency_us: five_minutes.1,
             connect_latency_1m_us: minute.0,
             response_latency_1m_us: minute.1,
             timeouts_ms: self.timeouts(row),
+        }
+    }
+
+    #[expect(clippy::cast_precision_loss, reason = "only shown")]
+    fn retry(&self, row: &KernelRow, retries: Retries) -> Retry {
+        let (retried, attempts) = (retries.total(), row.attempts);
+        let share = |part: u64, whole: u64| {
+            if whole == 0 {
+                0.0
+            } else {
+                part as f64 / whole as f64
+            }
+        };
+        let operations = retries.operations(attempts);
+        Retry {
+            retries: retried,
+            ratio: share(retried, attempts).min(1.0),
+            budget_tokens: tokens(self.plan, row, retries, self.now).unwrap_or(0) as f64,
+            non_idempotent: 0,
+            amplification: share(attempts, attempts.saturating_sub(retried)),
+            operations,
         }
     }
 
@@ -231,6 +248,39 @@ pub fn failures(row: &KernelRow) -> Failures {
         status: row.exchange_status,
         other: row.failed_other + row.exchange_other,
     }
+}
+
+/// Calls refused, by reason.
+pub fn rejected(row: &KernelRow, retries: &Retries) -> Rejections {
+    Rejections {
+        breaker: row.rejected_breaker,
+        retry_budget: u64::from(retries.rejected_budget),
+        retry_limit: u64::from(retries.rejected_limit),
+        ..Rejections::default()
+    }
+}
+
+/// Calls that observe mode let pass, by reason.
+pub fn would_reject(row: &KernelRow, retries: &Retries) -> Rejections {
+    Rejections {
+        breaker: row.would_reject_breaker,
+        retry_budget: u64::from(retries.would_budget),
+        retry_limit: u64::from(retries.would_limit),
+        ..Rejections::default()
+    }
+}
+
+/// Retries that a row's budget still allows; `None`: it has none.
+pub fn tokens(plan: &Plan, row: &KernelRow, retries: Retries, now: Nanos) -> Option<u64> {
+    if row.settings.retry_scale == 0 {
+        return None;
+    }
+    let epoch = budget::epoch(now.0, row.settings.retry_scale);
+    let counted = Counted {
+        retries,
+        attempts: row.attempts,
+    };
+    budget::left(&counted, epoch, plan.retry(row.settings.policy).budget())
 }
 
 /// How often each of our timeouts has ended a connection.

@@ -4,7 +4,7 @@
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use agent_common::{
-    CallWindow, Control, Counters, Row, Settings, Verdict,
+    CallWindow, Control, Counters, Retries, RetrySettings, Row, Settings, Verdict,
     event::{OUTCOME_DEADLINE, OUTCOME_HUNG, OUTCOME_STALL, OUTCOME_WRITE_TIMEOUT},
     histogram::Histogram,
     verdict::{STATE_HALF_OPEN, pack_probe_slots},
@@ -25,6 +25,8 @@ pub struct Table {
     pub(super) window_blocks: u32,
     pub(super) histograms: Mapped<Histogram>,
     pub(super) policies: Mapped<Settings>,
+    pub(super) retries: Mapped<Retries>,
+    pub(super) retry_policies: Mapped<RetrySettings>,
 }
 
 /// An aligned word in mapped memory.
@@ -85,6 +87,8 @@ impl Table {
             + self.exchange_windows.bytes()
             + self.histograms.bytes()
             + self.policies.bytes()
+            + self.retries.bytes()
+            + self.retry_policies.bytes()
     }
 
     /// Writes the node's control block. Mode last, so that nothing acts on half of it.
@@ -406,6 +410,7 @@ impl Table {
             half(&raw mut (*to).fail_status).store(settings.fail_status, Ordering::Release);
             half(&raw mut (*to).exchange_gave_up_ms)
                 .store(settings.exchange_gave_up_ms, Ordering::Release);
+            half(&raw mut (*to).retry_scale).store(settings.retry_scale, Ordering::Release);
             half(&raw mut (*to).policy).store(settings.policy, Ordering::Release);
             half(&raw mut (*to).flags).store(settings.flags, Ordering::Release);
         }
@@ -430,6 +435,17 @@ impl Table {
         self.policies.write(index, settings);
     }
 
+    /// What a policy says about retries.
+    pub fn set_retry_policy(&self, index: u32, settings: RetrySettings) {
+        self.retry_policies.write(index, settings);
+    }
+
+    /// A copy of what is counted of a row's retries.
+    pub fn retries(&self, index: u32) -> Retries {
+        let zeroed = bytemuck::Zeroable::zeroed();
+        self.retries.read(index).unwrap_or(zeroed)
+    }
+
     /// Ends the ownership of a row: connects that pass the hook already and begin after this count
     /// as other. Those that have begun stay with the row until they end.
     pub fn disown(&self, index: u32) {
@@ -448,6 +464,7 @@ impl Table {
         let mut empty: Row = bytemuck::Zeroable::zeroed();
         empty.incarnation = row.incarnation;
         self.rows.write(index, empty);
+        self.retries.write(index, bytemuck::Zeroable::zeroed());
         for block in 0..self.window_blocks {
             let block = index * self.window_blocks + block;
             self.windows.write(block, bytemuck::Zeroable::zeroed());

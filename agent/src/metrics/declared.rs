@@ -64,6 +64,12 @@ metrics! {
         "Connects refused by Backstop, by reason; they never reached the destination.";
     Counter row WOULD_REJECT = "would_reject_total" ["reason"]:
         "Connects that observe mode let pass and enforce mode would have refused, by reason.";
+    Counter row RETRIES = "retries_total" []:
+        "Connects that were retries of one that had failed.";
+    Gauge row RETRY_BUDGET = "retry_budget_tokens" []:
+        "Retries that the budget still allows; absent without a budget.";
+    Histogram row OPERATION_ATTEMPTS = "operation_attempts" []:
+        "Connects for each operation: 1 where nothing was retried.";
     Counter row TIMEOUTS = "timeouts_total" ["kind"]:
         "Calls ended by a timeout of Backstop, by timeout.";
     Gauge row BREAKER_STATE = "breaker_state" ["state"]:

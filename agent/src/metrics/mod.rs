@@ -69,6 +69,12 @@ pub struct RowMetrics {
     pub rejected: Rejections,
     /// Calls that observe mode let pass.
     pub would_reject: Rejections,
+    /// Attempts that were retries.
+    pub retries: u64,
+    /// Retries that the budget still allows; `None`: there is no budget.
+    pub budget_tokens: Option<u64>,
+    /// Operations that took one attempt, two, three, four, and more.
+    pub operations: [u64; 5],
     /// Connections ended by each of our timeouts.
     pub timeouts: Vec<(&'static str, u64)>,
     /// Changes of state so far.

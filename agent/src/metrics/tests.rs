@@ -32,6 +32,9 @@ fn row(destination: &str) -> RowMetrics {
             ..Rejections::default()
         },
         would_reject: Rejections::default(),
+        retries: 3,
+        budget_tokens: Some(96),
+        operations: [4, 1, 1, 0, 0],
         timeouts: vec![("connect", 0)],
         transitions: vec![Transition {
             from: State::Closed,

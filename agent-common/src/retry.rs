@@ -1,0 +1,307 @@
+//! Retries: what the kernel remembers to tell one from a fresh call, and what it counts.
+//!
+//! docs/RETRIES.md says how it decides, and why so. In short: a program that closes a connection which
+//! has failed knows of the failure. If the same task then connects to the same destination sooner than
+//! its process ever does after a good call, it retries.
+
+use bytemuck::{Pod, Zeroable};
+
+use crate::{
+    budget::{Budget, Counts, SLOTS},
+    layout,
+};
+
+/// What a policy says about retries. Written by the agent, by index of the policy.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
+#[repr(C)]
+pub struct RetrySettings {
+    /// An operation ends this long after its first attempt, ns.
+    pub window_ns: u64,
+    /// Or after this long, ns; 0: none.
+    pub deadline_ns: u64,
+    /// [`Budget::share_ppm`].
+    pub budget_ppm: u32,
+    /// [`Budget::floor`].
+    pub budget_floor: u32,
+    /// Retries of an operation; [`NO_LIMIT`]: any number.
+    pub limit: u32,
+    /// What a refused connect() returns, positive.
+    pub errno: u32,
+}
+
+layout!(RetrySettings, size 32, window_ns at 0, budget_ppm at 16, errno at 28);
+
+/// In [`RetrySettings::limit`].
+pub const NO_LIMIT: u32 = u32::MAX;
+
+impl RetrySettings {
+    /// The budget.
+    #[inline(always)]
+    pub const fn budget(&self) -> Budget {
+        Budget {
+            share_ppm: self.budget_ppm,
+            floor: self.budget_floor,
+        }
+    }
+}
+
+/// What is counted of a row's retries. One entry for each row, of the same index. Written by the
+/// kernel but where said; zero in a free row.
+#[derive(Clone, Copy, Debug, Pod, Zeroable)]
+#[repr(C)]
+pub struct Retries {
+    /// Attempts and tokens spent at the begin of the last epochs ([`crate::budget`]).
+    pub begins: [u64; SLOTS],
+    /// The epoch under way.
+    pub epoch: u64,
+    /// Tokens of the budget spent so far.
+    pub spent: u64,
+    /// Retries refused because the budget was spent.
+    pub rejected_budget: u32,
+    /// Retries refused because the operation had had its number of them.
+    pub rejected_limit: u32,
+    /// As `rejected_budget`, where observe mode let them pass.
+    pub would_budget: u32,
+    /// As `rejected_limit`, likewise.
+    pub would_limit: u32,
+    /// Times that the destination answered a dial of the agent's own while a limit was in force.
+    /// Written by the agent.
+    pub dialled: u32,
+    /// Zero.
+    pub reserved: [u32; 3],
+    /// Retries that passed, by what they were of their operation: its second attempt, its third, its
+    /// fourth, a later one.
+    pub nth: [u32; NTH],
+}
+
+/// Entries of [`Retries::nth`].
+pub const NTH: usize = 4;
+
+layout!(Retries, size 128, begins at 0, epoch at 64, rejected_budget at 80, nth at 112);
+
+impl Retries {
+    /// Retries that passed.
+    pub fn total(&self) -> u64 {
+        self.nth.iter().map(|&n| u64::from(n)).sum()
+    }
+
+    /// Operations by the number of attempts that they took, [`NTH`] + 1 and more together, given all
+    /// attempts of the row. Those under way count with the attempts that they have had.
+    pub fn operations(&self, attempts: u64) -> [u64; NTH + 1] {
+        let mut at_least = [attempts.saturating_sub(self.total()); NTH + 1];
+        for (to, &nth) in at_least[1..].iter_mut().zip(&self.nth) {
+            *to = u64::from(nth);
+        }
+        // What the last entry holds may be several attempts of one operation.
+        at_least[NTH] = at_least[NTH].min(at_least[NTH - 1]);
+        let mut operations = at_least;
+        for number in 0..NTH {
+            operations[number] = at_least[number].saturating_sub(at_least[number + 1]);
+        }
+        operations
+    }
+}
+
+/// A copy of a row's counters, to be read.
+#[derive(Clone, Copy, Debug)]
+pub struct Counted {
+    /// The counters.
+    pub retries: Retries,
+    /// The row's attempts.
+    pub attempts: u64,
+}
+
+impl Counts for Counted {
+    fn epoch(&self) -> u64 {
+        self.retries.epoch
+    }
+
+    fn begin(&self, slot: usize) -> u64 {
+        self.retries.begins[slot]
+    }
+
+    fn attempts(&self) -> u64 {
+        self.attempts
+    }
+
+    fn spent(&self) -> u64 {
+        self.retries.spent
+    }
+}
+
+/// What is known of a task (a thread) and a row. Approximate on purpose: two of them may share a place,
+/// and then the later one has it. Written by the task itself, at a connect and at the close of a socket.
+#[derive(Clone, Copy, Debug, Pod, Zeroable)]
+#[repr(C)]
+pub struct Task {
+    /// Packed task and row ([`owner`]); 0: nobody.
+    pub owner: u64,
+    /// When it last closed a connection to the destination, or connected (CLOCK_MONOTONIC, ns).
+    pub last_ns: u64,
+    /// Of the connection that failed: its operation ([`pack_operation`]).
+    pub operation: u64,
+    /// The row's incarnation.
+    pub incarnation: u32,
+    /// One of the `ENDED_` constants: what it knows of its last connection.
+    pub ended: u32,
+    /// Failed connections that it has closed, and has not retried yet.
+    pub pending: u32,
+    /// Generation of the row's verdict when the connection failed.
+    pub generation: u32,
+    /// Answers of the destination to anybody until then.
+    pub answers: u32,
+    /// Shortest pause after a good call in this run of [`RUN`] pauses, ns; [`UNKNOWN`]: none yet.
+    pub shortest_ns: u32,
+    /// Pauses in this run.
+    pub pauses: u32,
+    /// Pause before the last retry of the operation, ns, also of a refused one; 0: there was none.
+    pub retried_ns: u32,
+}
+
+layout!(Task, size 56, owner at 0, operation at 16, ended at 28, pauses at 48);
+
+/// Places of tasks; a power of two.
+pub const TASK_SLOTS: u32 = 8192;
+
+/// How soon a process connects to a row again after a good call: the shortest pause of any of its
+/// tasks. Approximate as [`Task`].
+#[derive(Clone, Copy, Debug, Pod, Zeroable)]
+#[repr(C)]
+pub struct Pace {
+    /// Packed process and row ([`owner`]); 0: nobody.
+    pub owner: u64,
+    /// Shortest pause, ns, since the last run of one of its tasks ended.
+    pub shortest_ns: u32,
+    /// Shortest pause until then, back to the end of the run before: so it is forgotten in time.
+    pub before_ns: u32,
+}
+
+layout!(Pace, size 16, owner at 0, shortest_ns at 8);
+
+/// Places of paces; a power of two.
+pub const PACE_SLOTS: u32 = 4096;
+
+/// No pause is known; longer ones than this (4.3 s) count as a little less.
+pub const UNKNOWN: u32 = u32::MAX;
+
+/// Pauses after which a task looks for the shortest one anew.
+pub const RUN: u32 = 64;
+
+/// The connection ended well, or nothing is known of it that a retry could be for.
+pub const ENDED_WELL: u32 = 0;
+/// The connect failed.
+pub const ENDED_UNCONNECTED: u32 = 1;
+/// The last exchange failed.
+pub const ENDED_UNANSWERED: u32 = 2;
+
+/// A task or process, and a row, in one word. Not 0.
+#[inline(always)]
+pub const fn owner(id: u32, row: u32) -> u64 {
+    ((id as u64) << 32) | row as u64
+}
+
+/// The place that an owner has among `slots` (a power of two).
+#[inline(always)]
+pub const fn place(owner: u64, slots: u32) -> u32 {
+    // Fibonacci hashing: the high bits of the product are the mixed ones.
+    let mixed = owner.wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    (mixed >> 40) as u32 & (slots - 1)
+}
+
+/// An operation as an attempt carries it: when its first attempt began, us (48 bits), its number in the
+/// chain, and its number since the destination was last seen to answer (each from 1, and at most 255).
+#[inline(always)]
+pub fn pack_operation(first_us: u64, number: u32, since: u32) -> u64 {
+    (first_us << 16) | (u64::from(number.min(255)) << 8) | u64::from(since.min(255))
+}
+
+/// First attempt, number and number since an answer, from [`pack_operation`].
+#[inline(always)]
+pub const fn unpack_operation(word: u64) -> (u64, u32, u32) {
+    (word >> 16, (word >> 8) as u32 & 0xff, word as u32 & 0xff)
+}
+
+/// A pause as it is remembered.
+#[inline(always)]
+pub const fn pause(ns: u64) -> u32 {
+    if ns >= UNKNOWN as u64 {
+        UNKNOWN - 1
+    } else {
+        ns as u32
+    }
+}
+
+/// Whether a connect so long after the task has closed a failed connection is a retry of it, given the
+/// shortest pause of its process after good calls, and the pause before the retry before this one (0:
+/// there was none).
+///
+/// Half of it: what a program does after a failure may take it a little less time than what it does
+/// after a good call. And the shortest of some hundred pauses is undercut now and then; half of it, by a
+/// program that connects at random times, in one of 200 calls that follow a failure. Without any good
+/// call to compare with, it is a retry, unless the pause is far longer than the one before: then the
+/// program has done something else meanwhile.
+#[inline(always)]
+pub const fn is_soon(pause_ns: u64, shortest_ns: u32, retried_ns: u32) -> bool {
+    const LONG_NS: u64 = 100_000_000;
+    const FAR_LONGER: u64 = 16;
+    if shortest_ns != UNKNOWN {
+        return pause_ns < (shortest_ns / 2) as u64;
+    }
+    retried_ns == 0 || pause_ns < LONG_NS || pause_ns < retried_ns as u64 * FAR_LONGER
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn an_operation_survives_packing(first in 0_u64..1 << 48, number in 1_u32..400, since in 1_u32..400) {
+            let word = pack_operation(first, number, since);
+            prop_assert_eq!(unpack_operation(word), (first, number.min(255), since.min(255)));
+        }
+
+        #[test]
+        fn places_are_places(id: u32, row: u32) {
+            prop_assert!(place(owner(id, row), TASK_SLOTS) < TASK_SLOTS);
+            prop_assert!(place(owner(id, row), PACE_SLOTS) < PACE_SLOTS);
+        }
+
+        #[test]
+        fn never_soon_at_its_own_pace(pause_ns: u64, retried_ns: u32) {
+            prop_assert!(!is_soon(pause_ns, pause(pause_ns), retried_ns));
+            prop_assert!(is_soon(pause_ns, UNKNOWN, 0));
+        }
+
+        /// Waits that grow as those of most programs do are one operation's.
+        #[test]
+        fn growing_waits_are_soon(wait_ms in 1_u64..1_000, factor in 1_u64..10, n in 1_u32..5) {
+            let wait = |n| wait_ms * factor.pow(n) * 1_000_000;
+            prop_assert!(is_soon(wait(n), UNKNOWN, pause(wait(n - 1))) || wait(n - 1) >= 1 << 32);
+        }
+    }
+
+    #[test]
+    fn operations_by_attempts() {
+        let mut retries: Retries = Zeroable::zeroed();
+        assert_eq!(retries.operations(7), [7, 0, 0, 0, 0]);
+        // Three of one attempt, one each of two and of four.
+        retries.nth = [2, 1, 1, 0];
+        assert_eq!(retries.operations(9), [3, 1, 0, 1, 0]);
+    }
+
+    /// Tasks of one process, and tasks of many rows, hardly ever share a place.
+    #[test]
+    fn neighbours_are_apart() {
+        let mut taken = [false; TASK_SLOTS as usize];
+        let mut shared = 0;
+        for tid in 4_000..4_500 {
+            for row in [7, 8] {
+                let place = place(owner(tid, row), TASK_SLOTS) as usize;
+                shared += u32::from(core::mem::replace(&mut taken[place], true));
+            }
+        }
+        assert!(shared < 150, "{shared}");
+    }
+}
