@@ -205,7 +205,7 @@ pub const fn owner(id: u32, row: u32) -> u64 {
 pub const fn place(owner: u64, slots: u32) -> u32 {
     // Fibonacci hashing: the high bits of the product are the mixed ones.
     let mixed = owner.wrapping_mul(0x9e37_79b9_7f4a_7c15);
-    (mixed >> 40) as u32 & (slots - 1)
+    (mixed >> 48) as u32 & (slots - 1)
 }
 
 /// An operation as an attempt carries it: when its first attempt began, us (48 bits), its number in the

@@ -150,7 +150,7 @@ cases! { never_retries:
 
 cases! { is_seen_to_retry:
     a_sequence_that_retries_at_once = "sequence 200 0.02 0 2 0" at 30;
-    a_sequence_that_waits_before_it_retries = "sequence 150 0.05 0 2 0.01" at 30;
+    a_sequence_that_waits_before_it_retries = "sequence 120 0.1 0 2 0.005" at 30;
     a_thread_for_each_that_retries = "thread_each 300 0.005 2 0" at 30;
     a_thread_for_each_that_waits = "thread_each 300 0.005 2 0.05" at 30;
 }

@@ -127,7 +127,6 @@ fn what_has_no_effect_yet_is_said() {
             format!("policy \"a\": timeouts.read_action = option {end}"),
             format!("policy \"a\": breaker.scope = node {end}"),
             format!("policy \"a\": breaker.on_open = abort {end}"),
-            format!("policy \"a\": retry.limit = 3 {end}"),
             format!("policy \"a\": retry.backoff = 1s to 2s {end}"),
             format!("policy \"a\": retry.refuse_non_idempotent = true {end}"),
             format!("policy \"a\": limits.pending = 5 {end}"),
