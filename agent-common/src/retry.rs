@@ -231,21 +231,39 @@ pub const fn pause(ns: u64) -> u32 {
     }
 }
 
-/// Whether a connect so long after the task has closed a failed connection is a retry of it, given the
-/// shortest pause of its process after good calls, and the pause before the retry before this one (0:
-/// there was none).
+/// How soon is too soon for a fresh call, ns, given the shortest pauses of a process after good calls: in
+/// this run and in the one before ([`UNKNOWN`]: not known, as the result then is).
 ///
-/// Half of it: what a program does after a failure may take it a little less time than what it does
-/// after a good call. And the shortest of some hundred pauses is undercut now and then; half of it, by a
-/// program that connects at random times, in one of 200 calls that follow a failure. Without any good
-/// call to compare with, it is a retry, unless the pause is far longer than the one before: then the
-/// program has done something else meanwhile.
+/// Half of the shortest: what a program does after a failure may take it a little less time than what it
+/// does after a good call. And the shortest of some hundred pauses is undercut now and then; half of it,
+/// by a program that connects at random times, in one of 200 calls that follow a failure. A quarter while
+/// few pauses are known.
 #[inline(always)]
-pub const fn is_soon(pause_ns: u64, shortest_ns: u32, retried_ns: u32) -> bool {
+pub const fn too_soon(shortest_ns: u32, before_ns: u32) -> u32 {
+    if before_ns == UNKNOWN {
+        if shortest_ns == UNKNOWN {
+            UNKNOWN
+        } else {
+            shortest_ns / 4
+        }
+    } else if shortest_ns < before_ns {
+        shortest_ns / 2
+    } else {
+        before_ns / 2
+    }
+}
+
+/// Whether a connect so long after the task has closed a failed connection is a retry of it, given what is
+/// [`too_soon`], and the pause before the retry before this one (0: there was none).
+///
+/// Without any good call to compare with, it is a retry, unless the pause is far longer than the one
+/// before: then the program has done something else meanwhile.
+#[inline(always)]
+pub const fn is_soon(pause_ns: u64, too_soon_ns: u32, retried_ns: u32) -> bool {
     const LONG_NS: u64 = 100_000_000;
     const FAR_LONGER: u64 = 16;
-    if shortest_ns != UNKNOWN {
-        return pause_ns < (shortest_ns / 2) as u64;
+    if too_soon_ns != UNKNOWN {
+        return pause_ns < too_soon_ns as u64;
     }
     retried_ns == 0 || pause_ns < LONG_NS || pause_ns < retried_ns as u64 * FAR_LONGER
 }
@@ -270,7 +288,11 @@ mod tests {
 
         #[test]
         fn never_soon_at_its_own_pace(pause_ns: u64, retried_ns: u32) {
-            prop_assert!(!is_soon(pause_ns, pause(pause_ns), retried_ns));
+            let own = pause(pause_ns);
+            for (shortest, before) in [(own, UNKNOWN), (own, own), (UNKNOWN, own)] {
+                prop_assert!(!is_soon(pause_ns, too_soon(shortest, before), retried_ns));
+            }
+            prop_assert_eq!(too_soon(UNKNOWN, UNKNOWN), UNKNOWN);
             prop_assert!(is_soon(pause_ns, UNKNOWN, 0));
         }
 

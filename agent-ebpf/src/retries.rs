@@ -9,7 +9,7 @@ use agent_common::{
     budget::{self, Cells, Counts},
     retry::{
         ENDED_UNCONNECTED, ENDED_WELL, NO_LIMIT, NTH, PACE_SLOTS, Pace, RUN, TASK_SLOTS, Task,
-        UNKNOWN, is_soon, owner, pack_operation, pause, place, unpack_operation,
+        UNKNOWN, is_soon, owner, pack_operation, pause, place, too_soon, unpack_operation,
     },
 };
 use aya_ebpf::helpers::generated::bpf_get_current_pid_tgid;
@@ -166,8 +166,8 @@ unsafe fn again(row: *mut Row, task: *mut Task, now: u64, pid_tgid: u64, mode: u
             || ((*policy).deadline_ns != 0 && age_ns > (*policy).deadline_ns)
             || Verdict::unpack(atomics::load(&raw const (*row).verdict)).generation
                 != (*task).generation;
-        let shortest_ns = shortest(owner((pid_tgid >> 32) as u32, index));
-        if is_over || !is_soon(pause_ns, shortest_ns, (*task).retried_ns) {
+        let too_soon_ns = too_soon_for(owner((pid_tgid >> 32) as u32, index));
+        if is_over || !is_soon(pause_ns, too_soon_ns, (*task).retried_ns) {
             (*task).ended = ENDED_WELL;
             (*task).pending = 0;
             (*task).retried_ns = 0;
@@ -315,16 +315,16 @@ unsafe fn paced(task: *mut Task, process: u64, pause_ns: u32) {
     }
 }
 
-/// The shortest pause of a process after a good call; [`UNKNOWN`]: none is known.
+/// What is [`too_soon`] for a process.
 #[inline(always)]
-unsafe fn shortest(process: u64) -> u32 {
+unsafe fn too_soon_for(process: u64) -> u32 {
     let Some(pace) = maps::PACES.get_ptr(place(process, PACE_SLOTS)) else {
         return UNKNOWN;
     };
     // SAFETY: map memory.
     unsafe {
         if (*pace).owner == process {
-            (*pace).shortest_ns.min((*pace).before_ns)
+            too_soon((*pace).shortest_ns, (*pace).before_ns)
         } else {
             UNKNOWN
         }

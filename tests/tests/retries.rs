@@ -17,6 +17,7 @@ use tests::{
     net::TestNet,
     process::{Program, python},
     server::{Server, read_head, reset},
+    wait,
 };
 
 const TO: SocketAddr = TestNet::server4(8080);
@@ -149,7 +150,7 @@ cases! { never_retries:
 }
 
 cases! { is_seen_to_retry:
-    a_sequence_that_retries_at_once = "sequence 200 0.02 0 2 0" at 30;
+    a_sequence_that_retries_at_once = "sequence 120 0.1 0 2 0" at 30;
     a_sequence_that_waits_before_it_retries = "sequence 120 0.1 0 2 0.005" at 30;
     a_thread_for_each_that_retries = "thread_each 300 0.005 2 0" at 30;
     a_thread_for_each_that_waits = "thread_each 300 0.005 2 0.05" at 30;
@@ -161,7 +162,7 @@ fn urllib3_is_seen_to_retry() {
         tests::say_skipped(format_args!("this Python has no urllib3"));
         return;
     }
-    is_seen_to_retry("urllib3 120 0.03 3 0", 30);
+    is_seen_to_retry("urllib3 100 0.1 3 0", 30);
 }
 
 #[test]
@@ -310,6 +311,22 @@ fn a_limit_ends_when_the_destination_answers_anybody() {
 }
 
 #[test]
+fn a_limit_ends_when_the_destination_answers_the_agent() {
+    let scene = Scene::new("[defaults]\nbreaker = \"off\"\n[defaults.retry]\nwindow = \"1m\"\n");
+    let mut limited = Caller::new(&scene);
+    for _ in 0..5 {
+        assert_eq!(limited.attempt(), ECONNREFUSED);
+    }
+    let _server = scene.server(0);
+    // Its own attempts are refused; they only remind the agent, once a second.
+    wait::until("an end of the limit", Duration::from_secs(5), || {
+        (limited.attempt() == 0).then_some(())
+    });
+    let row = scene.row();
+    assert_eq!(row["attempts"], 4, "{row:#}");
+}
+
+#[test]
 fn a_limit_ends_with_the_window() {
     let scene = Scene::new("[defaults]\nbreaker = \"off\"\n[defaults.retry]\nwindow = \"1s\"\n");
     let mut limited = Caller::new(&scene);
@@ -357,7 +374,7 @@ fn a_storm_is_held_to_the_budget() {
     let scene = Scene::new(config);
     let _server = scene.server(60);
     let storm: Vec<_> = (0..50)
-        .map(|_| scene.start("sequence 25 0.4 1 5 0").spawn())
+        .map(|_| scene.start("sequence 25 0.4 0 5 0").spawn())
         .collect();
     for client in storm {
         let finished = client.wait();

@@ -446,6 +446,17 @@ impl Table {
         self.retries.read(index).unwrap_or(zeroed)
     }
 
+    /// The destination has answered a dial of the agent's own while the limit on retries was in force.
+    pub fn count_dialled(&self, id: RowId) {
+        if self.owned(id).is_none() {
+            return;
+        }
+        if let Some(retries) = self.retries.get(id.index) {
+            // SAFETY: within the mapping.
+            unsafe { half(&raw mut (*retries).dialled).fetch_add(1, Ordering::AcqRel) };
+        }
+    }
+
     /// Ends the ownership of a row: connects that pass the hook already and begin after this count
     /// as other. Those that have begun stay with the row until they end.
     pub fn disown(&self, index: u32) {
