@@ -468,12 +468,8 @@ unsafe fn answered(stamp: *mut Stamp, row: *mut Row, answered: Answered) {
         }
         if is_failed {
             atomics::add(&raw mut (*row).exchange_status, 1);
+            (*stamp).ended = ENDED_UNANSWERED;
         }
-        (*stamp).ended = if is_failed {
-            ENDED_UNANSWERED
-        } else {
-            ENDED_WELL
-        };
         if is_slow {
             atomics::add(&raw mut (*row).slow_calls, 1);
         }
