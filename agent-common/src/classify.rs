@@ -44,6 +44,21 @@ impl Answer {
         )
     }
 
+    /// The answer with this number; [`Answer::Plain`] when there is none.
+    #[inline(always)]
+    pub fn from_number(number: u32) -> Self {
+        [
+            Self::Interim,
+            Self::Failed,
+            Self::Throttled,
+            Self::Unavailable,
+            Self::UnavailableForNow,
+        ]
+        .into_iter()
+        .find(|answer| *answer as u32 == number)
+        .unwrap_or(Self::Plain)
+    }
+
     /// Whether it asks for fewer calls.
     #[inline(always)]
     pub fn is_throttled(self) -> bool {
@@ -449,10 +464,6 @@ impl RetryAfter {
 
 #[cfg(test)]
 mod tests {
-    extern crate std;
-
-    use std::{vec, vec::Vec};
-
     use super::*;
     use proptest::prelude::*;
 
@@ -600,18 +611,17 @@ mod tests {
         }
     }
 
-    /// An error packet of MySQL's.
-    fn error(number: u8, code: u16, text: &str) -> Vec<u8> {
+    /// What an error packet of MySQL's says, with so many bytes behind it.
+    fn error(number: u8, code: u16, text: &str, more: u32, of: u32) -> Answer {
         let [low, high] = code.to_le_bytes();
         let length = text.len() as u8 + 3;
-        let mut packet = vec![length, 0, 0, number, 0xff, low, high];
-        packet.extend_from_slice(text.as_bytes());
-        packet
+        let mut packet = head(&[length, 0, 0, number, 0xff, low, high]);
+        packet[7..7 + text.len()].copy_from_slice(text.as_bytes());
+        answer(&packet, of, u32::from(length) + 4 + more)
     }
 
     #[test]
     fn errors_of_mysql() {
-        let says = |bytes: &[u8], of| answer(&head(bytes), of, bytes.len() as u32);
         for (code, wanted) in [
             (1040, Answer::Failed),
             (1053, Answer::Failed),
@@ -624,19 +634,16 @@ mod tests {
             (1045, Answer::Plain),
             (1064, Answer::Plain),
         ] {
-            assert_eq!(says(&error(0, code, "text"), PROTOCOL_UNKNOWN), wanted);
-            let later = error(2, code, "#08004text");
-            assert_eq!(says(&later, PROTOCOL_OPAQUE), wanted, "{code}");
-            assert_eq!(says(&later, PROTOCOL_TLS), Answer::Plain);
+            assert_eq!(error(0, code, "text", 0, PROTOCOL_UNKNOWN), wanted);
+            let later = |of| error(2, code, "#08004text", 0, of);
+            assert_eq!(later(PROTOCOL_OPAQUE), wanted, "{code}");
+            assert_eq!(later(PROTOCOL_TLS), Answer::Plain);
         }
         // Not alone in its segment, and without an SQLSTATE.
-        let mut more = error(1, 1040, "#08004text");
-        more.push(0);
-        assert_eq!(says(&more, PROTOCOL_OPAQUE), Answer::Plain);
-        assert_eq!(
-            says(&error(1, 1040, "text"), PROTOCOL_OPAQUE),
-            Answer::Plain
-        );
+        let more = error(1, 1040, "#08004text", 1, PROTOCOL_OPAQUE);
+        assert_eq!(more, Answer::Plain);
+        let without = error(1, 1040, "text", 0, PROTOCOL_OPAQUE);
+        assert_eq!(without, Answer::Plain);
     }
 
     #[test]

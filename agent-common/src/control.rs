@@ -83,9 +83,15 @@ pub struct Offsets {
     pub user_timeout: u32,
     /// `sk_shutdown` in `struct sock`.
     pub sock_shutdown: u32,
+    /// `rcv_nxt` in `struct tcp_sock`.
+    pub received: u32,
+    /// `copied_seq` in `struct tcp_sock`.
+    pub copied: u32,
+    /// `__sk_common.skc_cookie` in `struct sock`.
+    pub sock_cookie: u32,
 }
 
-layout!(Offsets, size 32, sock_err at 0, task_flags at 20, user_timeout at 24);
+layout!(Offsets, size 44, sock_err at 0, task_flags at 20, user_timeout at 24, received at 32);
 
 /// Marks an [`Offsets`] field as not found.
 pub const NO_OFFSET: u32 = u32::MAX;

@@ -16,6 +16,7 @@ pub mod control;
 pub mod event;
 pub mod histogram;
 pub mod key;
+pub mod lent;
 pub mod retry;
 pub mod row;
 pub mod stamp;
@@ -28,6 +29,7 @@ pub use adopt::AdoptOffsets;
 pub use control::{Control, Counters, Mode, Offsets};
 pub use event::{Event, EventKind};
 pub use key::{DestinationKey, PolicyKey};
+pub use lent::{Lent, LentKey};
 pub use retry::{Retries, RetrySettings};
 pub use row::{OTHER_ROW, Row, Settings};
 pub use stamp::Stamp;
@@ -35,7 +37,7 @@ pub use verdict::Verdict;
 pub use window::CallWindow;
 
 /// Version of everything in this crate; raised with any change of layout or meaning.
-pub const ABI_VERSION: u32 = 3;
+pub const ABI_VERSION: u32 = 4;
 
 /// Nanoseconds in a millisecond.
 pub const NANOS_PER_MS: u64 = 1_000_000;

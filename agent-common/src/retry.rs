@@ -27,9 +27,14 @@ pub struct RetrySettings {
     pub limit: u32,
     /// What a refused connect() returns, positive.
     pub errno: u32,
+    /// Factor of the epochs of the budget ([`crate::budget::epoch_scale`]); 0: retries are not looked
+    /// for.
+    pub scale: u32,
+    /// Zero.
+    pub reserved: u32,
 }
 
-layout!(RetrySettings, size 32, window_ns at 0, budget_ppm at 16, errno at 28);
+layout!(RetrySettings, size 40, window_ns at 0, budget_ppm at 16, errno at 28);
 
 /// In [`RetrySettings::limit`].
 pub const NO_LIMIT: u32 = u32::MAX;

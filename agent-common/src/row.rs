@@ -40,9 +40,8 @@ pub struct Settings {
     pub fail_status: u32,
     /// As `gave_up_ms`, for an exchange without an answer, ms; 0: never.
     pub exchange_gave_up_ms: u32,
-    /// Factor of the epochs of the retry budget ([`crate::budget::epoch_scale`]); 0: retries are not
-    /// looked for.
-    pub retry_scale: u32,
+    /// Idle time after which keepalive asks whether the peer lives, s; 0: off.
+    pub keepalive_s: u32,
 }
 
 /// In [`Settings::fail_status`]: every 5xx is a failure.

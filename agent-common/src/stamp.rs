@@ -21,7 +21,8 @@ pub struct Stamp {
     pub phase: u32,
     /// Connect timeout that we apply, ms; 0: none (or the program's own is stricter).
     pub our_timeout_ms: u32,
-    /// TCP_USER_TIMEOUT that the program had set, ms; given back at the end of the connect.
+    /// TCP_USER_TIMEOUT that the program had set, ms; given back at the end of the connect. On an open
+    /// connection: how long the connect took, ms.
     pub own_timeout_ms: u32,
     /// Reply to the first SYN timer, ticks; 0: none. On an adopted connection, which will never send
     /// a SYN: `in_end` at its adoption.
@@ -266,6 +267,8 @@ pub const STAMP_OBSERVED: u32 = 1 << 4;
 pub const STAMP_UNJUDGED: u32 = 1 << 5;
 /// The program has said that it sends no more, and still waits for an answer.
 pub const STAMP_HALF_CLOSED: u32 = 1 << 7;
+/// Keepalive was switched on by us.
+pub const STAMP_KEEPALIVE: u32 = 1 << 9;
 /// The probe ends with the first exchange, not with the connect.
 pub const STAMP_PROBE_BY_EXCHANGE: u32 = 1 << 6;
 /// Adopted where the kernel cannot be asked for state callbacks: its end is seen at its release.

@@ -321,6 +321,7 @@ unsafe fn unfinished(ctx: &SockAddrContext, found: Found, now: u64) {
                     error: ECONNABORTED,
                     shut: 0,
                     exiting: false,
+                    unread: 0,
                     cookie: bpf_get_socket_cookie(ctx.as_ptr()),
                 };
                 exchange::closing(found.stamp, now, &change);

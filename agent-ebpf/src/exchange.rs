@@ -56,6 +56,10 @@ const IDLE_US: u64 = 500_000;
 /// PostgreSQL's SSLRequest).
 pub const TLS_BEGINS_WITHIN: u32 = 6;
 
+/// A program that waits for an answer may leave this much unread, bytes: a TLS record, or the session
+/// tickets of a TLS 1.3 server.
+const READS: u32 = 20_000;
+
 /// The first exchanges of an SSH connection: names and keys, after which nothing can be told.
 const SSH_BEGINS_WITHIN: u32 = 3;
 
@@ -292,7 +296,7 @@ unsafe fn back(ctx: &SkBuffContext, stamp: *mut Stamp, segment: Segment) {
         if number == answers {
             // The middle of an answer, or what nobody asked for: a push, a ticket, a greeting.
             if protocol == PROTOCOL_UNKNOWN && before == 0 {
-                greeted(ctx.skb.skb, stamp, &segment);
+                greeted(ctx, stamp, &segment);
             } else if may_be_ticket(stamp, protocol) {
                 tls::answers(ctx.skb.skb, stamp, &segment, 0);
             }
@@ -303,15 +307,9 @@ unsafe fn back(ctx: &SkBuffContext, stamp: *mut Stamp, segment: Segment) {
             kind == KIND_REQUEST && segment.ack.wrapping_sub((*stamp).request_seq) as i32 <= 0;
         let mut answer = PLAIN;
         if protocol <= classify::LAST_WITH_STATUS {
-            let head = segment::head(ctx.skb.skb, segment);
-            answer = hidden(classify::answer(&head, protocol, segment.payload) as u32);
+            answer = hidden(status(ctx.skb.skb, &segment, protocol));
             if answer == Answer::Interim as u32 {
                 return;
-            }
-            if answer == Answer::Unavailable as u32
-                && retry_after::is_there(ctx.skb.skb, &segment) != 0
-            {
-                answer = Answer::UnavailableForNow as u32;
             }
         } else if protocol == PROTOCOL_TLS && kind == KIND_REQUEST {
             if may_be_ticket(stamp, protocol) {
@@ -371,15 +369,14 @@ unsafe fn may_be_ticket(stamp: *mut Stamp, protocol: u32) -> bool {
 
 /// The server speaks first, on a destination that is not known for it: an exchange that began at
 /// established and is answered now.
-#[inline(never)]
-unsafe fn greeted(skb: *mut __sk_buff, stamp: *mut Stamp, segment: &Segment) {
+#[inline(always)]
+unsafe fn greeted(ctx: &SkBuffContext, stamp: *mut Stamp, segment: &Segment) {
     // SAFETY: by the caller, map memory.
     unsafe {
         let Some(row) = outcome::unpinned_row_of(stamp) else {
             return;
         };
-        let head = segment::head(skb, *segment);
-        let answer = hidden(classify::answer(&head, PROTOCOL_UNKNOWN, segment.payload) as u32);
+        let answer = hidden(status(ctx.skb.skb, segment, PROTOCOL_UNKNOWN));
         let now = bpf_ktime_get_ns();
         let us = now.saturating_sub((*stamp).answered_ns) / 1000;
         (*stamp).answered_ns = now;
@@ -396,6 +393,21 @@ unsafe fn greeted(skb: *mut __sk_buff, stamp: *mut Stamp, segment: &Segment) {
                 says: hidden(says(answer)),
             },
         );
+    }
+}
+
+/// What the first bytes of an answer say: the number of an [`Answer`]. A function of its own, for the
+/// stack of the kernel's programs is short.
+#[inline(never)]
+unsafe fn status(skb: *mut __sk_buff, segment: &Segment, protocol: u32) -> u32 {
+    // SAFETY: by the caller.
+    unsafe {
+        let head = segment::head(skb, *segment);
+        let answer = hidden(classify::answer(&head, protocol, segment.payload) as u32);
+        if answer == Answer::Unavailable as u32 && retry_after::is_there(skb, segment) != 0 {
+            return Answer::UnavailableForNow as u32;
+        }
+        answer
     }
 }
 
@@ -421,15 +433,12 @@ const PLAIN: u32 = Answer::Plain as u32;
 
 #[inline(always)]
 fn says(answer: u32) -> u32 {
-    const FAILED: u32 = Answer::Failed as u32;
-    const UNAVAILABLE: u32 = Answer::Unavailable as u32;
-    const THROTTLED: u32 = Answer::Throttled as u32;
-    const FOR_NOW: u32 = Answer::UnavailableForNow as u32;
-    match answer {
-        FAILED | UNAVAILABLE => SAYS_FAILED,
-        THROTTLED => SAYS_THROTTLED,
-        FOR_NOW => SAYS_FAILED | SAYS_THROTTLED,
-        _ => 0,
+    let answer = Answer::from_number(answer);
+    let failed = if answer.is_failure() { SAYS_FAILED } else { 0 };
+    if answer.is_throttled() {
+        failed | SAYS_THROTTLED
+    } else {
+        failed
     }
 }
 
@@ -502,6 +511,8 @@ pub struct Change {
     pub shut: u32,
     /// Whether the current task is on its way out.
     pub exiting: bool,
+    /// Bytes that lie there and that the program has not read.
+    pub unread: u32,
     /// The socket's cookie.
     pub cookie: u64,
 }
@@ -517,6 +528,7 @@ pub unsafe fn closing(stamp: *mut Stamp, now: u64, change: &Change) -> bool {
         error,
         shut,
         exiting,
+        unread,
         cookie,
     } = change;
     const TCP_FIN_WAIT1: u32 = 4;
@@ -567,6 +579,8 @@ pub unsafe fn closing(stamp: *mut Stamp, now: u64, change: &Change) -> bool {
             _ if error == ECONNABORTED => OUTCOME_ABANDONED,
             _ if error != 0 => OUTCOME_OTHER,
             _ if !by_program => OUTCOME_CLOSED_EARLY,
+            // A program that does not read has not waited: the answer cannot come, or lies there.
+            _ if unread > READS => OUTCOME_ABANDONED,
             // The wait counts from the last byte of the request.
             _ => given_up(stamp, now.saturating_sub((*stamp).begun_ns) / 1000, exiting),
         };

@@ -21,6 +21,7 @@ use aya_ebpf::{
 use crate::{
     atomics,
     exchange::{self, Change},
+    keepalive,
     kernel::{TcpSocket, current_is_exiting},
     outcome, rows, stamps, user_timeout,
 };
@@ -93,6 +94,7 @@ pub fn follow(ctx: SockOpsContext) -> u32 {
                 error,
                 shut: sk.map_or(0, TcpSocket::shutdown),
                 exiting: error == 0 && current_is_exiting(),
+                unread: sk.map_or(0, TcpSocket::unread),
                 cookie,
             };
             if exchange::closing(stamp, bpf_ktime_get_ns(), &change) {
@@ -129,7 +131,9 @@ pub fn follow(ctx: SockOpsContext) -> u32 {
                 drop_callbacks(&ctx, stamp, true);
                 note_addresses(&ctx, stamp, sk);
                 outcome::established(stamp, bpf_ktime_get_ns(), (*ctx.ops).snd_una);
-                if (*stamp).phase != PHASE_OPEN {
+                if (*stamp).phase == PHASE_OPEN {
+                    keepalive::switch_on(ctx.as_ptr(), stamp);
+                } else {
                     // Observe mode has counted it as timed out.
                     drop_callbacks(&ctx, stamp, false);
                     found.ended();

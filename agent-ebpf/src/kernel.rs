@@ -24,6 +24,9 @@ static OFFSETS: Offsets = Offsets {
     task_flags: NO_OFFSET,
     user_timeout: NO_OFFSET,
     sock_shutdown: NO_OFFSET,
+    received: NO_OFFSET,
+    copied: NO_OFFSET,
+    sock_cookie: NO_OFFSET,
 };
 
 /// PF_EXITING (include/linux/sched.h): set by do_exit() before it closes files.
@@ -119,6 +122,17 @@ impl TcpSocket {
         u32::from(unsafe { load::<u8>(self.0, offset) })
     }
 
+    /// Bytes that have come and that the program has not read; 0 where that cannot be told.
+    #[inline(always)]
+    pub fn unread(self) -> u32 {
+        let (received, copied) = (offset!(received), offset!(copied));
+        if received == NO_OFFSET || copied == NO_OFFSET {
+            return 0;
+        }
+        // SAFETY: as above.
+        unsafe { load::<u32>(self.0, received).wrapping_sub(load::<u32>(self.0, copied)) }
+    }
+
     /// TCP_USER_TIMEOUT, ms; 0: none (or its offset is not known).
     #[inline(always)]
     pub fn user_timeout(self) -> u32 {
@@ -194,6 +208,22 @@ pub fn error_of_context(sk: *const bpf_sock) -> u32 {
         return 0;
     };
     read::<i32>(address + u64::from(offset)).map_or(0, i32::unsigned_abs)
+}
+
+/// The cookie of a socket that a context points to; 0 where it has none yet, or it cannot be read. For
+/// programs that have no helper for it.
+#[inline(always)]
+pub fn cookie_of_context(sk: *const bpf_sock) -> u64 {
+    let offset = offset!(sock_cookie);
+    if offset == NO_OFFSET {
+        return 0;
+    }
+    // As above.
+    let slot = sk;
+    let Some(address) = read::<u64>(&raw const slot as u64) else {
+        return 0;
+    };
+    read::<u64>(address + u64::from(offset)).unwrap_or(0)
 }
 
 /// Whether the current task is on its way out: its sockets are closed by its death, not by it.

@@ -5,9 +5,11 @@
 //! kernel/bpf/arraymap.c): both sides see a store at once, without a system call.
 
 use agent_common::{
-    Control, Counters, DestinationKey, PolicyKey, Retries, RetrySettings, Row, Settings, Stamp,
+    Control, Counters, DestinationKey, Lent, LentKey, PolicyKey, Retries, RetrySettings, Row,
+    Settings, Stamp,
     histogram::Histogram,
     key::ManualKey,
+    lent::LENT_MOST,
     retry::{PACE_SLOTS, Pace, TASK_SLOTS, Task},
     stamp::{CONNECTION_SLOTS, COUNTED_MOST, SPILLED_MOST, Slot},
     window::Block,
@@ -96,7 +98,7 @@ pub const RECENT_SLOTS: u32 = 4096;
 #[map]
 pub static RETRIES: Array<Retries> = Array::with_max_entries(17, BPF_F_MMAPABLE);
 
-/// What each policy says about retries. Written by the agent. Mapped, 32 bytes an entry.
+/// What each policy says about retries. Written by the agent. Mapped, 40 bytes an entry.
 #[map]
 pub static RETRY_POLICIES: Array<RetrySettings> = Array::with_max_entries(1, BPF_F_MMAPABLE);
 
@@ -134,3 +136,8 @@ pub static COUNTED: HashMap<u64, u64> = HashMap::with_max_entries(COUNTED_MOST, 
 /// emptied after the start.
 #[map]
 pub static WATCHED: HashMap<u64, u32> = HashMap::with_max_entries(65_536, BPF_F_NO_PREALLOC);
+
+/// Options that the agent has set on programs' sockets. Entries are made and removed by the agent; by the
+/// kernel when the program sets the option itself. Some 90 bytes an entry, taken only when used.
+#[map]
+pub static LENT: HashMap<LentKey, Lent> = HashMap::with_max_entries(LENT_MOST, BPF_F_NO_PREALLOC);

@@ -101,6 +101,8 @@ pub unsafe fn established(stamp: *mut Stamp, now: u64, acked: u32) {
         let Some(row) = row_of(stamp) else { return };
         (*stamp).answered_ns = now;
         begin::established(stamp, row, now, acked);
+        (*stamp).flags &= !STAMP_TIMEOUT_SET;
+        (*stamp).own_timeout_ms = (us / 1000) as u32;
         (*stamp).phase = PHASE_OPEN;
         atomics::add(&raw mut (*row).established, 1);
         atomics::add(&raw mut (*row).connect_latency_sum_us, us);

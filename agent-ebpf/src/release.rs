@@ -61,6 +61,7 @@ pub fn release(ctx: SockContext) -> i32 {
                     error,
                     shut: if by_program { RCV_SHUTDOWN } else { 0 },
                     exiting: error == 0 && by_program && kernel::current_is_exiting(),
+                    unread: 0,
                     cookie,
                 };
                 let now = bpf_ktime_get_ns();

@@ -122,7 +122,7 @@ pub unsafe fn judge(row: *mut Row, connect: &Connect) -> u64 {
     let fresh = pack_operation(connect.now / 1000, 1, 1);
     // SAFETY: by contract, map memory.
     unsafe {
-        let scale = (*row).settings.retry_scale;
+        let scale = scale(row);
         if scale == 0 || connect.index == OTHER_ROW {
             return fresh;
         }
@@ -197,7 +197,7 @@ unsafe fn again(row: *mut Row, task: *mut Task, now: u64, pid_tgid: u64, mode: u
                 retries,
                 attempts: atomics::load(&raw const (*row).attempts),
             };
-            let epoch = budget::epoch(now, (*row).settings.retry_scale);
+            let epoch = budget::epoch(now, (*policy).scale);
             if !budget::take(&mut shared, epoch, (*policy).budget()) {
                 if mode == Mode::ENFORCE {
                     atomics::add32(&raw mut (*retries).rejected_budget, 1);
@@ -229,6 +229,21 @@ unsafe fn passes(
         let nth = (number.wrapping_sub(1) as usize).min(NTH - 1);
         atomics::add32((&raw mut (*retries).nth).cast::<u32>().add(nth), 1);
         pack_operation(first_us, number + 1, since + 1)
+    }
+}
+
+/// Factor of the epochs of a row's budget; 0: retries are not looked for.
+///
+/// # Safety
+/// `row` must be map memory.
+#[inline(always)]
+pub unsafe fn scale(row: *mut Row) -> u32 {
+    // SAFETY: by contract; as the policy's entry.
+    unsafe {
+        match maps::RETRY_POLICIES.get_ptr((*row).settings.policy) {
+            Some(policy) => (*policy).scale,
+            None => 0,
+        }
     }
 }
 
@@ -343,7 +358,7 @@ pub unsafe fn known(stamp: *mut Stamp, now: u64, ended: u32) {
             return;
         };
         let index = (*stamp).row;
-        if index == OTHER_ROW || (*row).settings.retry_scale == 0 {
+        if index == OTHER_ROW || scale(row) == 0 {
             return;
         }
         let caller = owner(bpf_get_current_pid_tgid() as u32, index);

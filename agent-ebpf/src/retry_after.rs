@@ -1,5 +1,7 @@
 //! Retry-After in the head of an HTTP response.
 
+use core::mem::MaybeUninit;
+
 use agent_common::classify::RetryAfter;
 use aya_ebpf::{bindings::__sk_buff, helpers::generated::bpf_skb_load_bytes};
 
@@ -40,13 +42,15 @@ pub unsafe fn is_there(skb: *mut __sk_buff, segment: &Segment) -> u32 {
 /// 1: found; 0: the head has ended; `None`: neither.
 #[inline(always)]
 unsafe fn search_chunk(skb: *mut __sk_buff, at: u32, search: &mut RetryAfter) -> Option<u32> {
-    let mut chunk = [0_u8; CHUNK as usize];
+    let mut chunk = MaybeUninit::<[u8; CHUNK as usize]>::uninit();
     // SAFETY: by the caller; the helper checks the offset.
     let failed = unsafe { bpf_skb_load_bytes(skb.cast(), at, chunk.as_mut_ptr().cast(), CHUNK) };
     if failed != 0 {
         return Some(0);
     }
-    for byte in chunk {
+    // (By reference: a copy would take as much of the short stack again.)
+    // SAFETY: the helper has filled all of it.
+    for &byte in unsafe { chunk.assume_init_ref() } {
         if let Some(is_there) = search.step(byte) {
             return Some(u32::from(is_there));
         }

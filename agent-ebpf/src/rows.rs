@@ -77,7 +77,7 @@ fn create(key: &DestinationKey, socket: TcpSocket) -> u32 {
             Ok(Some(slot)) => slot + 1,
             _ => 0,
         };
-        retries::enter(index, budget::epoch(now, (*row).settings.retry_scale));
+        retries::enter(index, budget::epoch(now, retries::scale(row)));
         if let Some(manual) = manual_for(key)
             && (*row).settings.flags & ROW_PROTECTED == 0
         {

@@ -1,15 +1,16 @@
-//! iter/tcp: on an orderly stop or a pause, gives options back on connects that are under way.
+//! iter/tcp: on an orderly stop or a pause, gives options back: on connects that are under way, and
+//! keepalive on connections.
 //!
 //! Runs once for each TCP socket of the reader's network namespace, with the socket locked
 //! (net/ipv4/tcp_ipv4.c, `bpf_iter_tcp_seq_show`).
 
-use agent_common::stamp::{PHASE_IDLE, STAMP_TIMEOUT_SET};
+use agent_common::stamp::{PHASE_IDLE, PHASE_OPEN, STAMP_TIMEOUT_SET};
 use aya_ebpf::{
     cty::c_void,
     helpers::generated::{bpf_get_socket_cookie, bpf_skc_to_tcp_sock},
 };
 
-use crate::{stamps, user_timeout};
+use crate::{keepalive, stamps, user_timeout};
 
 /// Context of iter/tcp (net/ipv4/tcp_ipv4.c, `struct bpf_iter__tcp`).
 #[repr(C)]
@@ -38,6 +39,9 @@ pub fn settle(ctx: *mut IterTcp) -> i32 {
             return 0;
         };
         let stamp = found.stamp;
+        if (*stamp).phase == PHASE_OPEN {
+            keepalive::give_back(sk, stamp);
+        }
         if (*stamp).flags & STAMP_TIMEOUT_SET == 0 {
             return 0;
         }

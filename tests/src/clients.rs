@@ -143,14 +143,7 @@ pub const PYTHON_URLLIB3: Client = Client {
 pub const JAVA: Client = Client {
     name: "Java",
     needs: &["java", "javac"],
-    command: |to| {
-        let fast = ["-XX:TieredStopAtLevel=1", "-Xshare:auto", "-cp"];
-        Program::new("java")
-            .args(fast)
-            .arg(java_classes())
-            .arg("Ask")
-            .args(words(to))
-    },
+    command: |to| java("Ask").args(words(to)),
     // The exception's class: its text depends on the same as that of asyncio.
     message: |finished| {
         let said = plain(finished);
@@ -212,8 +205,16 @@ fn replace_digits_before(text: &str, unit: &str) -> String {
     result
 }
 
-/// Compiles the Java client once; the classes stay in the target directory.
-fn java_classes() -> PathBuf {
+/// A Java client, by its class.
+pub fn java(class: &str) -> Program {
+    Program::new("java")
+        .args(["-XX:TieredStopAtLevel=1", "-Xshare:auto", "-cp"])
+        .arg(java_classes(class))
+        .arg(class)
+}
+
+/// Compiles a Java client once; the classes stay in the target directory.
+fn java_classes(name: &str) -> PathBuf {
     static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
     let own = std::env::current_exe().expect("the path of this test");
     let target = own.ancestors().nth(3).expect("target/PROFILE/deps/TEST");
@@ -222,18 +223,16 @@ fn java_classes() -> PathBuf {
         .lock()
         .unwrap_or_else(std::sync::PoisonError::into_inner);
     let modified = |path: &Path| fs::metadata(path).and_then(|meta| meta.modified()).ok();
-    let class = classes.join("Ask.class");
-    if modified(&class) < modified(&source("Ask.java")) {
+    let class = classes.join(name).with_extension("class");
+    let text = source(name).with_extension("java");
+    if modified(&class) < modified(&text) {
         // Other tests may do the same at this moment: what is there is always whole.
         let new = target.join(unique("classes"));
-        Program::new("javac")
-            .arg("-d")
-            .arg(&new)
-            .arg(source("Ask.java"))
-            .run()
-            .good();
+        let javac = Program::new("javac").arg("-d").arg(&new).arg(&text);
+        javac.run().good();
         fs::create_dir_all(&classes).expect("make a directory");
-        fs::rename(new.join("Ask.class"), class).expect("move the class");
+        let made = new.join(name).with_extension("class");
+        fs::rename(made, class).expect("move the class");
         fs::remove_dir(&new).expect("remove an empty directory");
     }
     classes

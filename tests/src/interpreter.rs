@@ -17,7 +17,8 @@ use crate::{
     process::{Program, Running, python},
 };
 
-const LOOP: &str = r#"
+/// What the interpreter runs, after `-c`.
+pub const LOOP: &str = r#"
 import json, os, socket, sys, time
 for line in sys.stdin:
     try:
@@ -46,7 +47,12 @@ impl Interpreter {
     }
 
     fn from_program(program: Program) -> Self {
-        let mut process = program.args(["-c", LOOP]).fed().spawn();
+        Self::start_by(program.args(["-c", LOOP]))
+    }
+
+    /// Starts a program that ends up running [`LOOP`], with its own input and output.
+    pub fn start_by(program: Program) -> Self {
+        let mut process = program.fed().spawn();
         let input = process.stdin.take().expect("piped");
         let output = BufReader::new(process.stdout.take().expect("piped"));
         Self {

@@ -14,12 +14,15 @@ pub mod follow;
 pub mod foreign;
 pub mod http;
 pub mod interpreter;
+pub mod maps;
 pub mod net;
 pub mod nginx;
 pub mod outcome;
+pub mod place;
 pub mod process;
 pub mod server;
 pub mod talk;
+pub mod timed;
 pub mod tls;
 pub mod wait;
 

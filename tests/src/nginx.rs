@@ -6,6 +6,7 @@ use std::{
     time::Duration,
 };
 
+use rustix::process::Signal;
 use tempfile::TempDir;
 
 use crate::{
@@ -80,6 +81,17 @@ impl Nginx {
             });
         });
         Self { directory, process }
+    }
+
+    /// Sends it a signal; one process is all there is.
+    pub fn signal(&self, signal: Signal) {
+        self.process.signal(signal);
+    }
+
+    /// Waits for its end.
+    pub fn ended(mut self) {
+        self.process.extend_deadline(Duration::from_secs(20));
+        self.process.wait();
     }
 
     /// How many requests with this status it has logged so far.

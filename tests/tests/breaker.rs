@@ -24,8 +24,9 @@ const DESTINATION: &str = "10.77.0.2:8080";
 /// `consecutive_failures` of the built-in configuration.
 const FAILURES: u64 = 5;
 
-/// With redial the breaker is half-open this soon after the server is back.
-const BACK_IN_USE: Duration = Duration::from_secs(1);
+/// With redial the breaker is half-open this soon after the server is back: within a second, on a
+/// machine that has nothing else to do. The cooldown would be 30 s.
+const BACK_IN_USE: Duration = Duration::from_secs(3);
 
 const WITHOUT_REDIAL: &str = r#"
 [defaults.breaker]

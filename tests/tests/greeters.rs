@@ -269,9 +269,7 @@ fn who_asks_for_fewer_calls_is_seen() {
                 && row["failures"]["status"] == wanted.2
         });
     }
-    let mut outcomes = vec![("responses", 5)];
-    outcomes.push(("status", 3));
-    let row = expect(&agent, DESTINATION, &outcomes);
+    let row = expect(&agent, DESTINATION, &[("responses", 5), ("status", 3)]);
     assert_eq!(judged(&row), (5, 3), "{row:#}");
     let text = agent.command(&["status", DESTINATION]).good();
     assert!(text.contains("throttled    3"), "{text}");

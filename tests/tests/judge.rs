@@ -27,7 +27,7 @@ fn timeouts_open_and_the_cooldown_runs_regardless_of_redial() {
     let agent = Agent::start(&group, config);
     let mut events = agent.follow(&[]);
     let destination = BLACKHOLE.to_string();
-    let mut dialer = Dialer::start(DIAL, &group, &net.client);
+    let mut dialer = Dialer::start_promptly(DIAL, &group, &net.client);
     for _ in 0..5 {
         assert_eq!(dialer.connect(BLACKHOLE).errno, libc::ETIMEDOUT);
     }

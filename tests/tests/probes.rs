@@ -96,6 +96,8 @@ fn a_killed_probe_returns_its_slot() {
     need!("nft");
     let scene = Scene::half_open(CONFIG);
     let counter = scene.net.server.count_syns(PORT, true);
+    // Started before: the probe has a second.
+    let mut other = scene.dialer();
     let mut victim = scene.dialer();
     victim.order_connect(TO, How::default());
     scene
@@ -103,7 +105,6 @@ fn a_killed_probe_returns_its_slot() {
         .wait_row(DESTINATION, "a probe under way", |row| {
             row["in_flight"] == 1
         });
-    let mut other = scene.dialer();
     assert_eq!(
         other.connect(TO).errno,
         libc::ECONNREFUSED,

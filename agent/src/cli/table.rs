@@ -326,6 +326,7 @@ pub fn detail(text: &mut String, row: &Row, style: Style) {
         let (responses, stale) = (count(row.responses), count(row.stale));
         line("responses", format!("{responses}, {stale} stale"));
     }
+    line("traits", row.traits.join(", "));
     let counts = [
         ("throttled", row.throttled),
         ("in flight", row.in_flight),

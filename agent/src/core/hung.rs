@@ -46,6 +46,8 @@ pub struct Wait {
     pub begun: Nanos,
     /// When its last byte so far was sent: the wait counts from here.
     pub asked: Nanos,
+    /// When the operation began that it belongs to: with the connect, if that was made for it.
+    pub operation: Nanos,
 }
 
 /// What is known of a destination.

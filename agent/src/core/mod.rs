@@ -31,6 +31,7 @@ mod rng;
 mod settings;
 mod state;
 mod time;
+pub mod traits;
 pub mod waits;
 pub mod window;
 
@@ -42,7 +43,7 @@ pub use redial::{DIAL_WRITE_OFF, MAX_DIALS_PER_SECOND};
 pub use settings::BreakerSettings;
 pub use state::{Reason, ReasonKind, State, WindowKind};
 pub use time::Nanos;
-pub use waits::WaitLimits;
+pub use waits::{OptionLimits, WaitLimits};
 pub use window::WindowStats;
 
 #[cfg(test)]

@@ -8,13 +8,28 @@ use super::{Nanos, hung::Wait};
 pub struct WaitLimits {
     /// Longest silence while an answer is owed, from the last byte of the request.
     pub read: Option<Nanos>,
-    /// Longest time of the whole exchange, from its beginning.
+    /// Longest time of the whole operation, from its beginning.
     pub deadline: Option<Nanos>,
     /// Longest time in which queued data makes no progress.
     pub write: Option<Nanos>,
     /// Longest silence in the middle of an answer.
     pub stall: Option<Nanos>,
+    /// The read timeout acts by options of the socket, and an abort behind them.
+    pub by_option: bool,
 }
+
+/// What options of a socket bound, where the read timeout acts by them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct OptionLimits {
+    /// Of a blocking receive (SO_RCVTIMEO).
+    pub receive: Nanos,
+    /// Of a blocking send (SO_SNDTIMEO).
+    pub send: Nanos,
+}
+
+/// An exchange that an option bounds may go on for so long beyond the timeout, or a tenth of it,
+/// before the connection is ended: the program has the time to act upon what the option tells it.
+const BEHIND_OPTION: Nanos = Nanos::from_millis(100);
 
 /// Which timeout.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -44,8 +59,9 @@ pub struct Due {
 
 impl WaitLimits {
     /// Which timeout fires first for an exchange without an answer; `None` when all are off. The
-    /// read timeout's time moves while the program goes on sending.
-    pub fn due(&self, wait: Wait) -> Option<Due> {
+    /// read timeout's time moves while the program goes on sending. `has_option`: an option of the
+    /// socket bounds the exchange already.
+    pub fn due(&self, wait: Wait, has_option: bool) -> Option<Due> {
         let due = |limit, value: Option<Nanos>, since: Nanos| {
             value.map(|value| Due {
                 at: since + value,
@@ -54,9 +70,23 @@ impl WaitLimits {
                 since,
             })
         };
-        let read = due(Limit::Read, self.read, wait.asked);
-        let deadline = due(Limit::Deadline, self.deadline, wait.begun);
+        let read = due(Limit::Read, self.read, wait.asked).map(|read| match has_option {
+            true => Due {
+                at: read.at + BEHIND_OPTION.max(Nanos(read.value.0 / 10)),
+                ..read
+            },
+            false => read,
+        });
+        let deadline = due(Limit::Deadline, self.deadline, wait.operation);
         [read, deadline].into_iter().flatten().min_by_key(|d| d.at)
+    }
+
+    /// What options are to bound; `None`: none are to be set. A send is bounded by the write timeout
+    /// where there is one.
+    pub fn options(&self) -> Option<OptionLimits> {
+        let receive = self.read.filter(|_| self.by_option)?;
+        let send = self.write.unwrap_or(receive);
+        Some(OptionLimits { receive, send })
     }
 
     /// Whether the agent has to look at connections at all on which no answer is owed.

@@ -12,7 +12,7 @@ use agent_common::{
 
 use crate::{
     core::{BreakerSettings, HungRule, Nanos, WaitLimits},
-    policy::{Config, Destination, Hung, Policy, StatusPattern},
+    policy::{Config, Destination, Hung, Policy, ReadAction, StatusPattern},
 };
 
 /// How long a probe may take beyond the connect timeout before its slot is taken back.
@@ -119,6 +119,11 @@ impl Plan {
             .unwrap_or(&self.retries[0])
     }
 
+    /// Whether some policy has options set from outside.
+    pub fn sets_options(&self) -> bool {
+        self.waits.iter().any(|waits| waits.options().is_some())
+    }
+
     /// The name of a policy.
     pub fn name(&self, policy: u32) -> &Arc<str> {
         self.names.get(policy as usize).unwrap_or(&self.names[0])
@@ -157,11 +162,10 @@ fn kernel_settings(policy: &Policy, index: u32, ticks: Ticks) -> Settings {
             0
         },
         exchange_gave_up_ms: policy.breaker.gave_up.map_or(0, millis),
-        retry_scale: if policy.retry.enabled {
-            epoch_scale(nanos(policy.retry.window).0)
-        } else {
-            0
-        },
+        keepalive_s: policy
+            .timeouts
+            .keepalive
+            .map_or(0, |idle| millis(idle).div_ceil(1000)),
     }
 }
 
@@ -183,6 +187,12 @@ fn retry_settings(policy: &Policy) -> RetrySettings {
         budget_floor: u32::try_from(floor).unwrap_or(u32::MAX),
         limit: retry.limit.unwrap_or(NO_LIMIT),
         errno: policy.breaker.errno.number().unsigned_abs(),
+        scale: if retry.enabled {
+            epoch_scale(nanos(retry.window).0)
+        } else {
+            0
+        },
+        reserved: 0,
     }
 }
 
@@ -192,6 +202,7 @@ fn wait_limits(policy: &Policy) -> WaitLimits {
         deadline: policy.timeouts.deadline.map(nanos),
         write: policy.timeouts.write.map(nanos),
         stall: policy.timeouts.stall.map(nanos),
+        by_option: policy.timeouts.read_action == ReadAction::Option,
     }
 }
 

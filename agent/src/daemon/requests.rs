@@ -233,6 +233,11 @@ impl Node {
             Manual::Reset => "reset".to_owned(),
         };
         tracing::info!(%destination, workload = workload.as_deref(), %by, "{said}");
+        if order == Order::Reset {
+            for id in &rows {
+                self.table.forget_traits(*id);
+            }
+        }
         self.commander.send(Command::Manual(rows, order));
         Ok(ManualResult { rows: count })
     }
@@ -260,6 +265,7 @@ impl Node {
             .map_err(|e| ApiError::Internal(format!("{e:#}; nothing is paused")))?;
         self.table.set_mode(Mode::OFF);
         settle::settle(&mut self.kernel);
+        self.waiting.give_back();
         self.say(Event::Config {
             action: ConfigAction::Paused,
             message: match until {
@@ -387,11 +393,21 @@ impl Node {
         }
         self.gave_up_times();
         self.commander.send(Command::Plan(Arc::clone(&self.plan)));
+        let sets_options = self.plan.sets_options();
+        if sets_options {
+            self.kernel.set_options_lent(true);
+        }
         self.waiting.plan(Arc::clone(&self.plan));
         let before = self.table.mode();
         self.table.set_mode(self.kernel_mode());
         if before == Mode::ENFORCE && self.kernel_mode() != Mode::ENFORCE {
             settle::settle(&mut self.kernel);
+            self.waiting.give_back();
+        }
+        if !sets_options {
+            // Before the hooks go: so long they know what programs set themselves.
+            self.waiting.give_back();
+            self.kernel.set_options_lent(false);
         }
         Ok(())
     }

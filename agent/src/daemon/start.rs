@@ -192,7 +192,9 @@ async fn serve(
         Arc::clone(&plan),
         hidden.clone(),
         reactor.commander(),
+        kernel.lent(),
     )?;
+    kernel.set_options_lent(plan.sets_options());
     let journal = Arc::new(Journal::new(events_kept));
     let (handle, mut requests) = Handle::new(Arc::clone(&journal), Arc::clone(&table));
     // From here on a signal must not end the process without settling.

@@ -273,6 +273,7 @@ impl Node {
     pub fn stop(&mut self) {
         self.table.set_mode(Mode::OFF);
         settle::settle(&mut self.kernel);
+        self.waiting.give_back();
         for path in self.cgroups.clone() {
             self.kernel.detach(&path);
         }

@@ -15,6 +15,7 @@ use crate::{
     },
     core::{
         BreakerView, Floor, Nanos, Reason, ReasonKind, RowId, State, WindowKind, WindowStats,
+        traits::{Facts, learned},
         window,
     },
     kernel::{Table, cgroup::Names},
@@ -108,6 +109,7 @@ impl Viewer<'_> {
             abandoned: row.abandoned + row.exchange_abandoned,
             stale: row.stale,
             throttled: u64::from(row.throttled),
+            traits: traits(row),
             local: row.local,
             failures: failures(row),
             rejected: rejected(row, &retries),
@@ -158,7 +160,8 @@ impl Viewer<'_> {
             write: waits.write.map(Nanos::as_millis),
             deadline: waits.deadline.map(Nanos::as_millis),
             stall: waits.stall.map(Nanos::as_millis),
-            ..TimeoutsMs::default()
+            keepalive: (row.settings.keepalive_s != 0)
+                .then_some(u64::from(row.settings.keepalive_s) * 1000),
         }
     }
 
@@ -272,15 +275,19 @@ pub fn would_reject(row: &KernelRow, retries: &Retries) -> Rejections {
 
 /// Retries that a row's budget still allows; `None`: it has none.
 pub fn tokens(plan: &Plan, row: &KernelRow, retries: Retries, now: Nanos) -> Option<u64> {
-    if row.settings.retry_scale == 0 {
+    let policy = plan.retry(row.settings.policy);
+    if policy.scale == 0 {
         return None;
     }
-    let epoch = budget::epoch(now.0, row.settings.retry_scale);
     let counted = Counted {
         retries,
         attempts: row.attempts,
     };
-    budget::left(&counted, epoch, plan.retry(row.settings.policy).budget())
+    budget::left(
+        &counted,
+        budget::epoch(now.0, policy.scale),
+        policy.budget(),
+    )
 }
 
 /// How often each of our timeouts has ended a connection.
@@ -295,6 +302,21 @@ pub fn firings(row: &KernelRow) -> Vec<(&'static str, u64)> {
             u64::from(row.fired_deadline),
         ),
     ]
+}
+
+/// What is learned of a row's destination.
+fn traits(row: &KernelRow) -> Vec<String> {
+    let facts = Facts {
+        responses: row.responses,
+        unanswered: row.exchange_gave_up + row.exchange_abandoned,
+        broken: row.exchange_reset + row.exchange_closed_early,
+        longest: Nanos(row.response_latency_max_us.saturating_mul(1000)),
+        greets: KernelRow::greets(row.greeted, row.spoke_first),
+        tickets: u64::from(row.ticket_connections),
+    };
+    learned(&facts)
+        .map(|learned| learned.name().to_owned())
+        .collect()
 }
 
 /// Which timeout an outcome is of.

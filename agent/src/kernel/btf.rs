@@ -245,6 +245,9 @@ impl<'a> Btf<'a> {
             task_flags: byte("task_struct", &["flags"]),
             user_timeout: byte("inet_connection_sock", &["icsk_user_timeout"]),
             sock_shutdown: byte("sock", &["sk_shutdown"]),
+            received: byte("tcp_sock", &["rcv_nxt"]),
+            copied: byte("tcp_sock", &["copied_seq"]),
+            sock_cookie: byte("sock", &["__sk_common", "skc_cookie"]),
         }
     }
 }
@@ -305,6 +308,9 @@ mod tests {
             offsets.task_flags,
             offsets.user_timeout,
             offsets.sock_shutdown,
+            offsets.received,
+            offsets.copied,
+            offsets.sock_cookie,
         ] {
             assert_ne!(offset, NO_OFFSET, "{offsets:?}");
         }

@@ -6,7 +6,7 @@
 
 use std::{
     io,
-    os::fd::{AsFd as _, AsRawFd as _, OwnedFd},
+    os::fd::{AsFd as _, AsRawFd as _},
     sync::{
         Mutex, PoisonError,
         atomic::{AtomicU32, AtomicU64, Ordering, fence},
@@ -28,25 +28,23 @@ const BATCH: usize = 512;
 pub struct Connections {
     slots: Mapped<Slot>,
     /// Stamps whose slot another socket has, by cookie.
-    spilled: OwnedFd,
+    spilled: MapData,
     hung: Mutex<HashMap<MapData, u64, u64>>,
 }
 
 impl Connections {
-    /// Takes over the maps.
-    ///
-    /// # Errors
-    /// When no descriptor is to be had.
+    /// Takes over the maps. They stay open as they are: programs that are loaded later name them by
+    /// their descriptors.
     pub(super) fn new(
         slots: Mapped<Slot>,
-        spilled: &MapData,
+        spilled: MapData,
         hung: HashMap<MapData, u64, u64>,
-    ) -> io::Result<Self> {
-        Ok(Self {
+    ) -> Self {
+        Self {
             slots,
-            spilled: spilled.fd().as_fd().try_clone_to_owned()?,
+            spilled,
             hung: Mutex::new(hung),
-        })
+        }
     }
 
     /// Memory of the slots, bytes.
@@ -173,7 +171,7 @@ impl Connections {
     fn get_spilled(&self, cookie: u64) -> Option<Stamp> {
         let mut stamp = Stamp::EMPTY;
         let mut attributes = ElementAttributes {
-            map: self.spilled.as_raw_fd() as u32,
+            map: self.spilled.fd().as_fd().as_raw_fd() as u32,
             reserved: 0,
             key: (&raw const cookie) as u64,
             value: (&raw mut stamp) as u64,
@@ -197,7 +195,7 @@ impl Connections {
                 keys: cookies.as_mut_ptr() as u64,
                 values: stamps.as_mut_ptr() as u64,
                 count: BATCH as u32,
-                map: self.spilled.as_raw_fd() as u32,
+                map: self.spilled.fd().as_fd().as_raw_fd() as u32,
                 element_flags: 0,
                 flags: 0,
             };

@@ -9,11 +9,14 @@ pub mod clock;
 pub mod connections;
 pub mod events;
 pub mod grace;
+pub mod lent;
 pub mod mapped;
 pub mod programs;
+mod sockopt;
 pub mod support;
 pub mod table;
 
 pub use connections::Connections;
+pub use lent::LentOptions;
 pub use programs::{Kernel, LoadOptions, Visit};
 pub use table::Table;

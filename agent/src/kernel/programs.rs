@@ -24,7 +24,10 @@ use aya::{
 };
 use bytemuck::Pod;
 
-use super::{btf, connections::Connections, mapped::Mapped, support::Unsupported, table::Table};
+use super::{
+    btf, connections::Connections, lent::LentOptions, mapped::Mapped, sockopt::SockoptHooks,
+    support::Unsupported, table::Table,
+};
 use crate::core::Nanos;
 
 /// The kernel object, built from `agent-ebpf` by `cargo xtask ebpf`.
@@ -91,6 +94,8 @@ pub struct Kernel {
     manual: HashMap<MapData, [u8; 24], [u64; 2]>,
     attachments: Vec<Attachment>,
     watched: HashMap<MapData, u64, u32>,
+    lent: Arc<LentOptions>,
+    sockopt: SockoptHooks,
     can_settle: bool,
     can_adopt: bool,
 }
@@ -171,8 +176,7 @@ impl Kernel {
             anyhow::bail!("map SPILLED is no hash map")
         };
         let hung = take(&mut ebpf, "COUNTED")?.try_into()?;
-        let connections =
-            Connections::new(slots, &spilled, hung).context("open the map of connections")?;
+        let connections = Connections::new(slots, spilled, hung);
         let types = aya::Btf::from_sys_fs().context("read the kernel's type information")?;
         let can_settle = load_programs(&mut ebpf, &types)?;
         let can_adopt = load_adopt(&mut ebpf, &types, adopt_offsets.is_some())?;
@@ -200,6 +204,8 @@ impl Kernel {
             free_histograms,
             attachments: Vec::new(),
             watched: take(&mut ebpf, "WATCHED")?.try_into()?,
+            lent: Arc::new(LentOptions::new(take(&mut ebpf, "LENT")?.try_into()?)),
+            sockopt: SockoptHooks::default(),
             can_settle,
             can_adopt,
             ebpf,
@@ -215,6 +221,21 @@ impl Kernel {
     /// The connections that are followed.
     pub fn connections(&self) -> Arc<Connections> {
         Arc::clone(&self.connections)
+    }
+
+    /// The options that we have set on programs' sockets.
+    pub fn lent(&self) -> Arc<LentOptions> {
+        Arc::clone(&self.lent)
+    }
+
+    /// Says whether options of programs' sockets are (about to be) ours: only then the hooks are
+    /// attached by which programs are told their own values. They are an extra: where the kernel has
+    /// them not, programs read ours.
+    pub fn set_options_lent(&mut self, is_so: bool) {
+        let paths = self.attachments.iter().map(|a| a.path.as_path());
+        if let Err(error) = self.sockopt.want(&mut self.ebpf, is_so, paths) {
+            tracing::warn!("{error:#}; programs that ask for SO_RCVTIMEO are told our value");
+        }
     }
 
     /// Attaches all hooks to a cgroup; on failure nothing stays attached there.
@@ -234,6 +255,11 @@ impl Kernel {
             id,
             links,
         });
+        if self.sockopt.is_wanted()
+            && let Err(error) = self.sockopt.attach(&mut self.ebpf, path)
+        {
+            tracing::warn!("{error:#}; programs that ask for SO_RCVTIMEO are told our value");
+        }
         Ok(())
     }
 
@@ -244,6 +270,7 @@ impl Kernel {
 
     /// Detaches one cgroup (for one that has vanished, the kernel has done so already).
     pub fn detach(&mut self, path: &Path) {
+        self.sockopt.detach(&mut self.ebpf, path);
         while let Some(at) = self.attachments.iter().position(|a| a.path == path) {
             let Attachment { links, .. } = self.attachments.swap_remove(at);
             detach_all(&mut self.ebpf, links);
@@ -469,7 +496,7 @@ fn load_adopt(ebpf: &mut Ebpf, types: &aya::Btf, known: bool) -> Result<bool> {
     }
 }
 
-fn program<'a, P>(ebpf: &'a mut Ebpf, name: &str) -> Result<&'a mut P>
+pub(super) fn program<'a, P>(ebpf: &'a mut Ebpf, name: &str) -> Result<&'a mut P>
 where
     &'a mut P: TryFrom<&'a mut Program, Error = aya::programs::ProgramError>,
 {
@@ -574,7 +601,16 @@ mod tests {
             size_of::<agent_common::Row>()
         );
         for name in [
-            "connect4", "connect6", "follow", "release", "sent", "received", "settle", "adopt",
+            "connect4",
+            "connect6",
+            "follow",
+            "release",
+            "sent",
+            "received",
+            "settle",
+            "adopt",
+            "chooses",
+            "reads_back",
         ] {
             assert!(object.programs.contains_key(name), "{name}");
         }

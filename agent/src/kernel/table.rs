@@ -410,7 +410,7 @@ impl Table {
             half(&raw mut (*to).fail_status).store(settings.fail_status, Ordering::Release);
             half(&raw mut (*to).exchange_gave_up_ms)
                 .store(settings.exchange_gave_up_ms, Ordering::Release);
-            half(&raw mut (*to).retry_scale).store(settings.retry_scale, Ordering::Release);
+            half(&raw mut (*to).keepalive_s).store(settings.keepalive_s, Ordering::Release);
             half(&raw mut (*to).policy).store(settings.policy, Ordering::Release);
             half(&raw mut (*to).flags).store(settings.flags, Ordering::Release);
         }
@@ -427,6 +427,24 @@ impl Table {
             half(&raw mut (*row).settings.gave_up_ms).store(ms, Ordering::Release);
             half(&raw mut (*row).settings.exchange_gave_up_ms)
                 .store(exchange_ms, Ordering::Release);
+        }
+    }
+
+    /// Forgets what was learned of a destination, as if it had a new owner.
+    pub fn forget_traits(&self, id: RowId) {
+        let Some(row) = self.rows.get(id.index) else {
+            return;
+        };
+        // SAFETY: within the mapping.
+        unsafe {
+            if half(&raw mut (*row).incarnation).load(Ordering::Acquire) != id.incarnation {
+                return;
+            }
+            half(&raw mut (*row).greeted).store(0, Ordering::Release);
+            half(&raw mut (*row).spoke_first).store(0, Ordering::Release);
+            half(&raw mut (*row).ticket_lengths).store(0, Ordering::Release);
+            half(&raw mut (*row).ticket_connections).store(0, Ordering::Release);
+            word(&raw mut (*row).response_latency_max_us).store(0, Ordering::Release);
         }
     }
 

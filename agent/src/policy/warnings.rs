@@ -12,8 +12,6 @@ use super::{
 /// `failure_status` that is 5xx), anything else is read and checked only. Entries come off this list
 /// as the parts are built.
 pub(super) const NOT_ENFORCED: &[&str] = &[
-    "timeouts.keepalive",
-    "timeouts.read_action",
     "breaker.scope",
     "breaker.max_open_share",
     "breaker.failure_status",

@@ -38,7 +38,10 @@ fuzz_target!(|data: &[u8]| {
     if found == Some(true) {
         let text = payload.to_ascii_lowercase();
         let name = text.windows(8).any(|window| {
-            window.iter().map(|byte| byte | 0x20).eq(b"y-after:".iter().copied())
+            window
+                .iter()
+                .map(|byte| byte | 0x20)
+                .eq(b"y-after:".iter().copied())
         });
         assert!(name);
     }

@@ -1,7 +1,7 @@
 //! Configurations: what is accepted is written out and read again as the same.
 #![no_main]
 
-use agent::policy;
+use backstop::policy;
 use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|text: &str| {

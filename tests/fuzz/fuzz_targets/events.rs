@@ -1,7 +1,7 @@
 //! The decoder of kernel events, and what it makes of process names.
 #![no_main]
 
-use agent::kernel::events;
+use backstop::kernel::events;
 use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|data: &[u8]| {

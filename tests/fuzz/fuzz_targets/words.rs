@@ -2,7 +2,7 @@
 //! configuration and from requests to the control interface.
 #![no_main]
 
-use agent::{
+use backstop::{
     control::api::{parse_destination, parse_for},
     policy::{Destination, DestinationArg, DestinationPattern, WorkloadPattern},
 };
@@ -11,7 +11,11 @@ use libfuzzer_sys::fuzz_target;
 fuzz_target!(|text: &str| {
     if let Ok(destination) = text.parse::<Destination>() {
         let written = destination.to_string();
-        assert_eq!(written.parse::<Destination>().ok(), Some(destination), "{written}");
+        assert_eq!(
+            written.parse::<Destination>().ok(),
+            Some(destination),
+            "{written}"
+        );
     }
     let _ = text.parse::<DestinationArg>();
     let _ = text.parse::<DestinationPattern>();

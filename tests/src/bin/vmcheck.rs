@@ -1,4 +1,4 @@
-//! Checks the real binary on whatever kernel this runs: load, attach, adopt, refuse, time out, detach;
+//! Checks the real binary on whatever kernel this runs: load, attach, adopt, refuse, time out, bound, detach;
 //! and what the agent does to sockets of other programs.
 //!
 //! `vmcheck BACKSTOP` expects all of that to work; `vmcheck BACKSTOP --expect-unsupported` expects
@@ -37,6 +37,7 @@ fn main() -> ExitCode {
     let result = match args.iter().map(String::as_str).collect::<Vec<_>>()[1..] {
         ["connect", address] => connect(address),
         ["talk", address] => talk(address),
+        ["receive", address] => receive(address),
         [backstop] => supported(Path::new(backstop)),
         [backstop, "--expect-unsupported"] => unsupported(Path::new(backstop)),
         _ => Err(anyhow::anyhow!(
@@ -78,6 +79,26 @@ fn talk(address: &str) -> Result<()> {
             println!("{count}");
         }
     }
+    Ok(())
+}
+
+/// A client that receives until a receive ends with EAGAIN, and says which limits it is told to have.
+fn receive(address: &str) -> Result<()> {
+    let mut stream = TcpStream::connect(address).context("connect")?;
+    loop {
+        match stream.read(&mut [0]) {
+            Ok(1..) => {}
+            Ok(0) => bail!("the server has closed"),
+            Err(error) if error.raw_os_error() == Some(libc::EAGAIN) => break,
+            Err(error) => return Err(error).context("receive"),
+        }
+    }
+    let (read, write) = (stream.read_timeout()?, stream.write_timeout()?);
+    println!(
+        "{} {}",
+        i32::from(read.is_some()),
+        i32::from(write.is_some())
+    );
     Ok(())
 }
 
@@ -175,6 +196,7 @@ fn supported(backstop: &Path) -> Result<()> {
     check.adoption()?;
     check.refusal()?;
     check.timeout()?;
+    check.option()?;
     check.end()?;
     sockets()
 }
@@ -189,8 +211,17 @@ struct Check {
 }
 
 const SOCKET: &str = "/tmp/vmcheck.sock";
-const CONFIG: &str =
-    "[defaults.timeouts]\nconnect = \"700ms\"\n[defaults.breaker]\nredial = false\n";
+/// Where receives are bounded by an option.
+const BOUNDED: &str = "127.0.0.9";
+const CONFIG: &str = "[defaults.timeouts]
+connect = \"700ms\"
+[defaults.breaker]
+redial = false
+[[policy]]
+name = \"bounded\"
+destinations = [\"127.0.0.9\"]
+timeouts = { read = \"300ms\", read_action = \"option\" }
+";
 
 impl Check {
     fn start(backstop: &Path) -> Result<Self> {
@@ -256,9 +287,15 @@ impl Check {
 
     /// Runs the client in the cgroup: errno and time.
     fn client(&self, address: SocketAddr) -> Result<(i32, Duration)> {
+        let (errno, ms) = self.run("connect", address)?;
+        Ok((errno as i32, Duration::from_millis(ms as u64)))
+    }
+
+    /// Runs this program in the cgroup: the two numbers that it prints.
+    fn run(&self, what: &str, address: SocketAddr) -> Result<(i64, i64)> {
         let procs = self.cgroup.join("cgroup.procs");
         let mut command = Command::new("/proc/self/exe");
-        command.args(["connect", &address.to_string()]);
+        command.args([what, &address.to_string()]);
         // SAFETY: the child only writes a file before it runs the program.
         unsafe { command.pre_exec(move || fs::write(&procs, std::process::id().to_string())) };
         let output = command.output().context("run the client")?;
@@ -266,9 +303,30 @@ impl Check {
         let mut words = text.split_whitespace();
         let mut number = || words.next().and_then(|word| word.parse::<i64>().ok());
         match (number(), number()) {
-            (Some(errno), Some(ms)) => Ok((errno as i32, Duration::from_millis(ms as u64))),
+            (Some(a), Some(b)) => Ok((a, b)),
             _ => bail!("the client said {text:?}"),
         }
+    }
+
+    /// A receive is bounded by SO_RCVTIMEO, and the program is told that it has set none.
+    fn option(&self) -> Result<()> {
+        let listener = TcpListener::bind((BOUNDED, 0))?;
+        let address = listener.local_addr()?;
+        std::thread::spawn(move || {
+            // Longer than the timeout: a receive that nothing bounds lasts until then.
+            for mut stream in listener.incoming().flatten() {
+                while stream.write_all(b"y").is_ok() {
+                    std::thread::sleep(Duration::from_secs(1));
+                }
+            }
+        });
+        let told = self.run("receive", address)?;
+        ensure!(
+            told == (0, 0),
+            "told of limits that are not the program's: {told:?}"
+        );
+        println!("bounded by an option: EAGAIN, and the program is told that it has set none");
+        Ok(())
     }
 
     fn status(&self, address: SocketAddr) -> Result<serde_json::Value> {

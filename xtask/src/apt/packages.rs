@@ -49,6 +49,7 @@ pub const TESTS: &[Package] = &[
         "redis-server",
         "server under test (BLPOP waits long and rightly)",
     ),
+    package("bsdutils", "logger: a client of a protocol without answers"),
     package(
         "nginx-light",
         "server under test, and a client by its proxy_pass",
@@ -81,6 +82,7 @@ pub const TESTS: &[Package] = &[
     package("nftables", "firewall rules: the faults that tests make"),
     package("libcap2-bin", "capsh: the agent with fewer capabilities"),
     package("procps", "ps, sysctl"),
+    package("runc", "containers with programs under test"),
     package("util-linux", "nsenter, unshare"),
     package("systemd", "systemd-analyze checks the unit file"),
     package("prometheus", "promtool checks the page of metrics"),
@@ -102,7 +104,7 @@ pub const VM: &[Package] = &[
 
 /// Installs what is missing of `packages`, saying so first; returns quickly when nothing is.
 ///
-/// Services that come with a package (nginx, redis, postgresql) are not started.
+/// Services that come with a package (nginx, redis, postgresql, mariadb, ssh) are not started.
 ///
 /// # Errors
 /// When there is no apt, no way to become root, or a package cannot be installed.

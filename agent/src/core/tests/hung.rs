@@ -37,6 +37,7 @@ fn auto(past: &Past, arrivals: &Arrivals, after: Nanos) -> bool {
     let wait = Wait {
         begun: BEGUN,
         asked: BEGUN,
+        operation: BEGUN,
     };
     is_hung(HungRule::Auto, wait, BEGUN + after, past, arrivals, 10)
 }
@@ -106,6 +107,7 @@ fn a_duration_asks_for_nothing_else() {
         begun: BEGUN,
         // A slow upload: the wait counts from its last byte.
         asked: BEGUN + secs(60),
+        operation: BEGUN,
     };
     let at = |rule, now| is_hung(rule, wait, now, &nothing, &Arrivals::default(), 10);
     let rule = HungRule::After(secs(3));

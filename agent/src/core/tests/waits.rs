@@ -3,7 +3,7 @@
 use crate::core::{
     Nanos,
     hung::Wait,
-    waits::{Limit, Progress, WaitLimits},
+    waits::{Limit, OptionLimits, Progress, WaitLimits},
 };
 
 fn ms(n: u64) -> Nanos {
@@ -16,6 +16,7 @@ fn the_first_of_those_that_are_on() {
     let wait = Wait {
         begun: ms(1_000),
         asked: ms(3_000),
+        operation: ms(900),
     };
     for (read, deadline, wanted) in [
         (None, None, None),
@@ -23,7 +24,7 @@ fn the_first_of_those_that_are_on() {
         (
             None,
             Some(4_000),
-            Some((5_000, Limit::Deadline, 4_000, 1_000)),
+            Some((4_900, Limit::Deadline, 4_000, 900)),
         ),
         (
             Some(500),
@@ -33,7 +34,7 @@ fn the_first_of_those_that_are_on() {
         (
             Some(5_000),
             Some(4_000),
-            Some((5_000, Limit::Deadline, 4_000, 1_000)),
+            Some((4_900, Limit::Deadline, 4_000, 900)),
         ),
     ] {
         let limits = WaitLimits {
@@ -41,7 +42,7 @@ fn the_first_of_those_that_are_on() {
             deadline: deadline.map(ms),
             ..WaitLimits::default()
         };
-        let due = limits.due(wait).map(|due| {
+        let due = limits.due(wait, false).map(|due| {
             let millis = |time: Nanos| time.as_millis();
             (
                 millis(due.at),
@@ -56,6 +57,58 @@ fn the_first_of_those_that_are_on() {
     }
 }
 
+/// The abort comes behind an option, and never before it.
+#[test]
+fn an_option_goes_first() {
+    let wait = Wait {
+        begun: ms(1_000),
+        asked: ms(3_000),
+        operation: ms(1_000),
+    };
+    for (read, at) in [(200, 3_300), (1_000, 4_100), (5_000, 8_500)] {
+        let limits = WaitLimits {
+            read: Some(ms(read)),
+            by_option: true,
+            ..WaitLimits::default()
+        };
+        let due = limits.due(wait, true).expect("it is on");
+        assert_eq!(
+            (due.at, due.value, due.since),
+            (ms(at), ms(read), ms(3_000))
+        );
+        let due = limits.due(wait, false).expect("it is on");
+        assert_eq!(due.at, ms(3_000 + read));
+    }
+    // A deadline does not wait for anything.
+    let limits = WaitLimits {
+        read: Some(ms(1_000)),
+        deadline: Some(ms(3_000)),
+        ..WaitLimits::default()
+    };
+    let due = limits.due(wait, true).map(|due| (due.at, due.limit));
+    assert_eq!(due, Some((ms(4_000), Limit::Deadline)));
+}
+
+#[test]
+fn what_options_bound() {
+    let limits = |read, write, by_option| WaitLimits {
+        read,
+        write,
+        by_option,
+        ..WaitLimits::default()
+    };
+    assert_eq!(limits(Some(ms(1)), None, false).options(), None);
+    assert_eq!(limits(None, Some(ms(1)), true).options(), None);
+    let both = |receive, send| {
+        Some(OptionLimits {
+            receive: ms(receive),
+            send: ms(send),
+        })
+    };
+    assert_eq!(limits(Some(ms(1)), None, true).options(), both(1, 1));
+    assert_eq!(limits(Some(ms(1)), Some(ms(2)), true).options(), both(1, 2));
+}
+
 #[test]
 fn times_at_the_end_of_all_time_never_come() {
     let limits = WaitLimits {
@@ -65,8 +118,9 @@ fn times_at_the_end_of_all_time_never_come() {
     let wait = Wait {
         begun: ms(1),
         asked: ms(1),
+        operation: ms(1),
     };
-    assert_eq!(limits.due(wait).map(|due| due.at), Some(Nanos::MAX));
+    assert_eq!(limits.due(wait, true).map(|due| due.at), Some(Nanos::MAX));
 }
 
 #[test]

@@ -5,10 +5,12 @@
 //! is owed, which takes about a millisecond: once a second, or twice in the shortest timeout. Between
 //! two looks it sleeps until the next timeout of those that it has seen, so that each fires when it
 //! should. Where a policy sets a write or stall timeout, it asks the kernel about connections on which
-//! data may lie still ([`still`]).
+//! data may lie still ([`still`]). Where a policy wants its read timeout to act by options of the
+//! socket, another thread sets them ([`option`]), and an exchange that goes on behind them is ended.
 
 mod abort;
 mod hung;
+mod option;
 mod still;
 mod timeouts;
 
@@ -31,10 +33,11 @@ use super::{
 };
 use crate::{
     core::{Nanos, RowId, hung::Wait},
-    kernel::{Connections, Table, clock},
+    kernel::{Connections, LentOptions, Table, clock},
 };
 use abort::Aborter;
 use hung::HungWatch;
+use option::{Bounded, OptionThread};
 use still::StillWatch;
 use timeouts::Timeouts;
 
@@ -58,6 +61,7 @@ enum Order {
 pub struct Waiting {
     orders: mpsc::Sender<Order>,
     thread: Option<std::thread::JoinHandle<()>>,
+    options: OptionThread,
 }
 
 impl Waiting {
@@ -71,6 +75,7 @@ impl Waiting {
         plan: Arc<Plan>,
         hidden: Hidden,
         commander: Commander,
+        lent: Arc<LentOptions>,
     ) -> Result<Self> {
         let (orders, receiver) = mpsc::channel();
         let shared = Shared {
@@ -79,7 +84,9 @@ impl Waiting {
             plan,
             hidden,
             commander,
+            bounded: Arc::default(),
         };
+        let options = OptionThread::start(shared.clone(), lent)?;
         let thread = std::thread::Builder::new()
             .name("backstop-waits".into())
             .spawn(move || run(shared, &receiver))
@@ -87,13 +94,21 @@ impl Waiting {
         Ok(Self {
             orders,
             thread: Some(thread),
+            options,
         })
     }
 
     /// Takes over a configuration.
     pub fn plan(&self, plan: Arc<Plan>) {
         // A thread that is gone is noticed by whoever runs the loop.
-        let _ = self.orders.send(Order::Plan(plan));
+        let _ = self.orders.send(Order::Plan(Arc::clone(&plan)));
+        self.options.plan(plan);
+    }
+
+    /// Gives every option of a socket back. With the mode or the policies that asked for them changed
+    /// before, none is set again.
+    pub fn give_back(&self) {
+        self.options.give_back();
     }
 
     /// Whether the thread still runs.
@@ -101,10 +116,12 @@ impl Waiting {
         self.thread
             .as_ref()
             .is_some_and(|thread| !thread.is_finished())
+            && self.options.is_running()
     }
 
-    /// Ends the thread and waits for it.
+    /// Ends the threads. Options of sockets are to be given back before.
     pub fn stop(&mut self) {
+        self.options.stop();
         let _ = self.orders.send(Order::Stop);
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
@@ -175,6 +192,7 @@ impl Owed {
             wait: Wait {
                 begun: Nanos(begun_us * 1000),
                 asked: Nanos(stamp.begun_ns),
+                operation: operation(stamp, number, Nanos(begun_us * 1000)),
             },
         })
     }
@@ -186,6 +204,22 @@ impl Owed {
     /// Which exchange.
     fn id(&self) -> (u64, u32) {
         (self.cookie, self.number)
+    }
+}
+
+/// A request that follows its connection's establishment within this time is what the connection was
+/// made for; a pool that connects ahead of time waits longer.
+const MADE_FOR: Nanos = Nanos::from_secs(1);
+
+/// When the operation began that an exchange belongs to. The first one of a connection usually is what
+/// the connection was made for.
+fn operation(stamp: &Stamp, number: u32, begun: Nanos) -> Nanos {
+    // Before the first answer, this is when the connection was established.
+    let established = Nanos(stamp.answered_ns);
+    if number == 1 && begun - established <= MADE_FOR {
+        established - Nanos::from_millis(u64::from(stamp.own_timeout_ms))
+    } else {
+        begun
     }
 }
 
@@ -222,12 +256,15 @@ fn failure(stamp: &Stamp, outcome: u32, now: Nanos, seq: u64, elapsed: Nanos) ->
 }
 
 /// What all parts work with.
+#[derive(Clone)]
 struct Shared {
     table: Arc<Table>,
     connections: Arc<Connections>,
     plan: Arc<Plan>,
     hidden: Hidden,
     commander: Commander,
+    /// Connections that options bound.
+    bounded: Arc<Bounded>,
 }
 
 impl Shared {

@@ -2,14 +2,17 @@
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
-use agent_common::Mode;
+use agent_common::{Mode, Row};
 
 use super::{
     Owed, Rows, Shared,
     abort::{Aborter, Firing},
 };
 use crate::{
-    core::{Nanos, waits::Limit},
+    core::{
+        Nanos,
+        waits::{Due, Limit},
+    },
     kernel::clock,
     sockets::look::Look,
 };
@@ -49,7 +52,7 @@ impl Timeouts {
         let mut rows = Rows::default();
         for owed in owed {
             if let Some(row) = rows.get(shared, owed.row())
-                && let Some(due) = shared.plan.waits(row.settings.policy).due(owed.wait)
+                && let Some(due) = due(shared, row, owed)
             {
                 let not_before = self.put_off.get(&owed.id()).copied();
                 let at = due.at.max(not_before.unwrap_or(Nanos::ZERO));
@@ -74,7 +77,7 @@ impl Timeouts {
             let Some(row) = rows.get(shared, owed.row()) else {
                 continue;
             };
-            let Some(due) = shared.plan.waits(row.settings.policy).due(owed.wait) else {
+            let Some(due) = due(shared, row, &owed) else {
                 continue;
             };
             if due.at > now + SLACK {
@@ -103,6 +106,14 @@ impl Timeouts {
             }
         }
     }
+}
+
+/// The next timeout of an exchange.
+fn due(shared: &Shared, row: &Row, owed: &Owed) -> Option<Due> {
+    let limits = shared.plan.waits(row.settings.policy);
+    let has_option =
+        limits.options().is_some() && shared.bounded.before(owed.cookie, owed.wait.asked);
+    limits.due(owed.wait, has_option)
 }
 
 /// Whether not the destination is waited for: the answer lies there unread, or the program has not

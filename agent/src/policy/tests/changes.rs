@@ -124,7 +124,6 @@ fn what_has_no_effect_yet_is_said() {
     assert_eq!(
         config.warnings(),
         [
-            format!("policy \"a\": timeouts.read_action = option {end}"),
             format!("policy \"a\": breaker.scope = node {end}"),
             format!("policy \"a\": breaker.on_open = abort {end}"),
             format!("policy \"a\": retry.backoff = 1s to 2s {end}"),
