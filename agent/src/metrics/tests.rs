@@ -35,7 +35,7 @@ fn row(destination: &str) -> RowMetrics {
         retries: 3,
         budget_tokens: Some(96),
         operations: [4, 1, 1, 0, 0],
-        timeouts: vec![("connect", 0)],
+        timeouts: [0; 5],
         transitions: vec![Transition {
             from: State::Closed,
             to: State::Open,
@@ -55,7 +55,11 @@ fn row(destination: &str) -> RowMetrics {
     }
 }
 
-fn node(rows: Vec<RowMetrics>) -> NodeMetrics {
+fn node(all: Vec<RowMetrics>) -> NodeMetrics {
+    let mut rows = Rows::default();
+    for row in &all {
+        rows.add(row);
+    }
     let reaction = Reaction::default();
     reaction.observe(Duration::from_micros(120));
     reaction.observe(Duration::from_secs(5));
