@@ -166,6 +166,18 @@ fn urllib3_is_seen_to_retry() {
 }
 
 #[test]
+fn retries_of_a_tight_loop_are_missed() {
+    let scene = Scene::new(ONLY_COUNTS);
+    let _server = scene.server(30);
+    let told = scene.run("sequence 400 0 0 2 0");
+    let (seen, truth) = (
+        number(&scene.row()["retry"]["retries"]),
+        number(&told["retries"]),
+    );
+    assert!(truth > 100 && seen * 2 < truth, "{seen} of {truth}");
+}
+
+#[test]
 fn first_attempts_at_once_are_no_retries() {
     let scene = Scene::new(NO_BREAKER);
     scene.run("parallel 40");
