@@ -1,6 +1,11 @@
 //! Programs whose retries are known, and programs that never retry: what is taken for a retry, what is
 //! refused, and when that ends.
 
+#![expect(
+    clippy::print_stdout,
+    reason = "figures for docs/RETRIES.md, shown by --nocapture"
+)]
+
 use std::{
     net::SocketAddr,
     sync::atomic::{AtomicU64, Ordering},
@@ -59,7 +64,7 @@ impl Scene {
                 let _ = stream.write_all(
                     b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nConnection: close\r\n\r\nok",
                 );
-            } else if fails % 2 == 0 {
+            } else if fails.is_multiple_of(2) {
                 let _ = stream.write_all(
                     b"HTTP/1.1 503 No\r\nContent-Length: 0\r\nConnection: close\r\n\r\n",
                 );
