@@ -289,14 +289,9 @@ fn judge(ctx: &SockAddrContext, addr: [u8; 16], ifindex: u32) -> i32 {
 unsafe fn refuse_with(errno: u16) {
     /// BPF_FUNC_set_retval (include/uapi/linux/bpf.h).
     const SET_RETVAL: usize = 187;
+    /// No errno is larger. A mask, because a comparison may be of another register's copy of it.
     const MAX_ERRNO: i64 = 4095;
-    const ECONNREFUSED: i64 = 111;
-    let errno = i64::from(errno);
-    let errno = if errno > MAX_ERRNO {
-        ECONNREFUSED
-    } else {
-        errno
-    };
+    let errno = i64::from(errno) & MAX_ERRNO;
     // SAFETY: the number of a helper is its address, and it takes one integer.
     unsafe {
         let set_retval: unsafe extern "C" fn(i64) -> i64 = core::mem::transmute(SET_RETVAL);
