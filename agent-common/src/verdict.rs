@@ -29,6 +29,10 @@ pub const STATE_HALF_OPEN: u8 = 2;
 pub const STATE_FORCED_OPEN: u8 = 3;
 /// Every connect passes because an operator said so.
 pub const STATE_FORCED_CLOSED: u8 = 4;
+/// Closed a moment ago: a growing share of the connects passes until
+/// [`crate::Row::verdict_until_ns`], from then on all ([`crate::ramp`]). What passes is judged like
+/// any call.
+pub const STATE_RAMP: u8 = 5;
 
 impl Verdict {
     /// The packed word.

@@ -4,6 +4,7 @@ use agent_common::{
     COMM_LEN, DestinationKey, Event, EventKind, Mode, Row, Stamp, Verdict,
     event::{EVENT_RETRY_BUDGET, EVENT_RETRY_LIMIT, EVENT_WOULD},
     key::mapped,
+    ramp,
     retry::ENDED_WELL,
     row::ROW_PROTECTED,
     stamp::{
@@ -12,7 +13,7 @@ use agent_common::{
     },
     syn::first_timeout_ticks,
     verdict::{
-        STATE_CLOSED, STATE_FORCED_CLOSED, STATE_FORCED_OPEN, STATE_HALF_OPEN, STATE_OPEN,
+        STATE_CLOSED, STATE_FORCED_CLOSED, STATE_FORCED_OPEN, STATE_HALF_OPEN, STATE_OPEN, STATE_RAMP,
         VERDICT_PROBE_BY_EXCHANGE,
     },
 };
@@ -21,7 +22,8 @@ use aya_ebpf::{
     bindings::bpf_sock,
     helpers::generated::{
         bpf_get_current_cgroup_id, bpf_get_current_comm, bpf_get_current_pid_tgid,
-        bpf_get_netns_cookie, bpf_get_retval, bpf_get_socket_cookie, bpf_ktime_get_ns,
+        bpf_get_netns_cookie, bpf_get_prandom_u32, bpf_get_retval, bpf_get_socket_cookie,
+        bpf_ktime_get_ns,
     },
     macros::cgroup_sock_addr,
     programs::SockAddrContext,
@@ -169,18 +171,24 @@ fn judge(ctx: &SockAddrContext, addr: [u8; 16], ifindex: u32) -> i32 {
         let verdict = Verdict::unpack(atomics::load(&raw const (*row).verdict));
         let mut flags = if is_kernels { STAMP_UNJUDGED } else { 0 };
         if acting && verdict.state != STATE_CLOSED {
-            let expired = now >= atomics::load(&raw const (*row).verdict_until_ns);
+            let left = atomics::load(&raw const (*row).verdict_until_ns).saturating_sub(now);
             let passes = match verdict.state {
-                STATE_OPEN | STATE_FORCED_OPEN => expired,
-                STATE_HALF_OPEN if !expired => {
-                    let claimed = probes::claim(row, verdict.generation);
-                    if claimed {
+                STATE_OPEN | STATE_FORCED_OPEN => left == 0,
+                STATE_HALF_OPEN | STATE_RAMP if left != 0 => {
+                    let ramp = verdict.state == STATE_RAMP;
+                    let limit = if ramp {
+                        ramp::floor(left)
+                    } else {
+                        (&raw const (*row).settings.probe_limit).read_volatile()
+                    };
+                    let claimed = probes::claim(row, verdict.generation, limit);
+                    if claimed && !ramp {
                         flags |= STAMP_PROBE;
                         if verdict.flags & VERDICT_PROBE_BY_EXCHANGE != 0 {
                             flags |= STAMP_PROBE_BY_EXCHANGE;
                         }
                     }
-                    claimed
+                    claimed || (ramp && bpf_get_prandom_u32() % 100 < ramp::share(left))
                 }
                 _ => true,
             };

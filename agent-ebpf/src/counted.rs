@@ -13,12 +13,13 @@ use agent_common::{
 use crate::{atomics, maps};
 
 /// The call number under which the exchange that has just ended was counted, or [`ENDING`] or
-/// [`SETTLED`]; 0: it was not.
+/// [`SETTLED`]; 0: it was not. For an answer (`is_answer` not 0), an [`ENDING`] stays where it is, and
+/// counts as not: so the agent, which ends the connection a moment later, sees that it came first.
 ///
 /// # Safety
 /// `stamp` and `row` must be map memory, and belong to the socket with this cookie.
 #[inline(never)]
-pub unsafe fn take(cookie: u64, stamp: *mut Stamp, row: *mut Row) -> u64 {
+pub unsafe fn take(cookie: u64, stamp: *mut Stamp, row: *mut Row, is_answer: u32) -> u64 {
     let Some(noted) = maps::COUNTED.get_ptr(cookie) else {
         return 0;
     };
@@ -26,7 +27,10 @@ pub unsafe fn take(cookie: u64, stamp: *mut Stamp, row: *mut Row) -> u64 {
     unsafe {
         let (number, seq) = unpack_counted(noted.read_volatile());
         let (ended, _) = unpack_request(atomics::load(&raw const (*stamp).request));
-        if number != ended || maps::COUNTED.remove(cookie).is_err() {
+        if number != ended
+            || (is_answer != 0 && seq == ENDING)
+            || maps::COUNTED.remove(cookie).is_err()
+        {
             return 0;
         }
         atomics::add32(&raw mut (*row).counted_open, u32::MAX);
@@ -55,7 +59,7 @@ pub unsafe fn answered(
     failed: bool,
     slow: bool,
 ) -> bool {
-    if seq == 0 || seq == ENDING {
+    if seq == 0 {
         return false;
     }
     if seq == SETTLED {

@@ -419,7 +419,7 @@ unsafe fn counted(ctx: &SkBuffContext, stamp: *mut Stamp, row: *mut Row) -> u64 
         if (*row).counted_open == 0 {
             return 0;
         }
-        counted::take(bpf_get_socket_cookie(ctx.as_ptr()), stamp, row)
+        counted::take(bpf_get_socket_cookie(ctx.as_ptr()), stamp, row, 1)
     }
 }
 
@@ -600,7 +600,7 @@ pub unsafe fn closing(stamp: *mut Stamp, now: u64, change: &Change) -> bool {
             return true;
         };
         if (*row).counted_open != 0
-            && counted::is_settled(counted::take(cookie, stamp, row), error == ECONNABORTED)
+            && counted::is_settled(counted::take(cookie, stamp, row, 0), error == ECONNABORTED)
         {
             // The agent has ended it, or counted it while it hung: as a probe it has failed.
             let outcome = if outcome == OUTCOME_ABANDONED {

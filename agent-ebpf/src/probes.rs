@@ -11,12 +11,12 @@ use crate::atomics;
 /// Each failed try means that another CPU succeeded.
 const TRIES: u32 = 16;
 
-/// Claims a slot of this generation; false when all are taken or the generation has passed.
+/// Claims one of so many slots of this generation; false when all are taken or the generation has
+/// passed.
 #[inline(always)]
-pub fn claim(row: *mut Row, generation: u32) -> bool {
+pub fn claim(row: *mut Row, generation: u32, limit: u32) -> bool {
     // SAFETY: map memory.
     unsafe {
-        let limit = (&raw const (*row).settings.probe_limit).read_volatile();
         for _ in 0..TRIES {
             let word = atomics::load(&raw const (*row).probe_slots);
             let (of, taken) = unpack_probe_slots(word);

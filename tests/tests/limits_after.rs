@@ -20,34 +20,29 @@ const DESTINATION: &str = "10.77.0.2:8080";
 const SOON: Duration = Duration::from_secs(10);
 
 #[test]
-fn a_restart_forgets_all_but_a_pause() {
+fn a_restart_forgets_counters_and_those_that_were_well() {
     let net = TestNet::new();
     let group = TestCgroup::new("restart");
     let agent = Agent::start(&group, "[defaults.breaker]\nredial = false\n");
     let options = agent.options().clone();
+    let _server = Server::start(&net.server, TestNet::server4(8081));
     let mut dialer = Dialer::start(DIAL, &group, &net.client);
     for _ in 0..5 {
         dialer.connect(TO);
+        assert_eq!(dialer.connect(TestNet::server4(8081)).errno, 0);
     }
     agent.wait_state(DESTINATION, "open");
-    let other = TestNet::server4(8081).to_string();
-    agent.command(&["trip", &other]).good();
-    agent.command(&["pause"]).good();
     assert_eq!(agent.stop().code(), 0);
 
-    let server = Server::start(&net.server, TO);
     let agent = options.start();
-    assert_ne!(agent.status()["paused"], serde_json::Value::Null);
-    agent.command(&["resume"]).good();
-    assert_eq!(agent.status()["destinations"], serde_json::json!([]));
-    assert_eq!(dialer.connect(TO).errno, 0, "the breaker is closed");
-    server.wait_accepts(1);
-    let _other = Server::start(&net.server, TestNet::server4(8081));
-    assert_eq!(
-        dialer.connect(TestNet::server4(8081)).errno,
-        0,
-        "not tripped any more"
-    );
+    let rows = agent.status()["destinations"].clone();
+    let rows = rows.as_array().expect("a list");
+    assert_eq!(rows.len(), 1, "{rows:#?}");
+    assert_eq!(rows[0]["destination"], DESTINATION);
+    assert_eq!(rows[0]["state"], "open");
+    assert_eq!(rows[0]["attempts"], 0);
+    assert_eq!(rows[0]["failures"]["refused"], 0);
+    assert_eq!(rows[0]["connect_latency_us"]["count"], 0);
 }
 
 #[test]
@@ -64,7 +59,12 @@ fn connects_between_two_agents_pass_uncounted() {
     assert_eq!(dialer.connect(TO).errno, 0);
     server.wait_accepts(1);
     let agent = options.start();
-    assert_eq!(agent.row(DESTINATION), serde_json::Value::Null);
+    let row = agent.row(DESTINATION);
+    assert_eq!(
+        (&row["state"], &row["attempts"]),
+        (&"forced_open".into(), &0.into()),
+        "{row:#}"
+    );
 }
 
 /// Nobody is left to give the option back, not even when the connection is established.

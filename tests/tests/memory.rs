@@ -82,7 +82,7 @@ fn fifty_thousand_failing_destinations_are_within_the_bound() {
 #[test]
 fn fifty_thousand_open_breakers_are_within_the_bound() {
     let opens = "consecutive_failures = 1\ncooldown = \"5m\"";
-    fifty_thousand_that_fail("memory-open", opens, 105);
+    fifty_thousand_that_fail("memory-open", opens, 108);
 }
 
 /// Rows come and go, with their histograms, while many threads make them: whatever histogram a row
@@ -115,17 +115,16 @@ fn histograms_are_lent_empty() {
         }
         // Push them all out, so that the next round finds histograms that others have had.
         let others = IpAddr::from([127, 1, round, 1]);
-        let status = agent.status();
-        for row in status["destinations"].as_array().expect("a list") {
+        // A row that is being given up may be read in pieces: it is gone with the next look.
+        seen += wait::until("each histogram to have what its row has", SOON, || {
+            let status = agent.status();
+            let rows = status["destinations"].as_array()?;
             // Row `other` has no histogram of connects.
-            if row["destination"] != "other" {
-                assert_eq!(
-                    row["connect_latency_us"]["count"], row["established"],
-                    "{row:#}"
-                );
-                seen += row["established"].as_u64().expect("a count");
-            }
-        }
+            let own = || rows.iter().filter(|row| row["destination"] != "other");
+            let count = |row: &Value| row["connect_latency_us"]["count"].as_u64();
+            let exact = own().all(|row| count(row) == row["established"].as_u64());
+            exact.then(|| own().filter_map(count).sum::<u64>())
+        });
         let mut port = 80;
         wait::until("the rows of the servers to go", SOON, || {
             let status = agent.status();

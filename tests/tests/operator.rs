@@ -92,11 +92,14 @@ fn status_has_every_key_of_the_contract() {
         let have = key_set(&envelope);
         let missing: Vec<_> = contract.difference(&have).collect();
         assert!(missing.is_empty(), "{missing:?} missing in {row:#}");
-        // Additions: the pause in force, who asked for fewer calls, what was learned, the last minute.
+        // Additions: the pause in force, who asked for fewer calls, what was learned, who set a manual
+        // state, the ramp, the last minute.
         let is_added = |key: &str| {
             key == ".paused"
                 || key.ends_with(".throttled")
                 || key.ends_with(".traits")
+                || key.contains(".destinations.manual")
+                || key.ends_with(".ramp_ends_in_ms")
                 || key.contains("_1m_us")
         };
         let more: Vec<_> = have

@@ -105,7 +105,7 @@ pub struct RunArgs {
     /// Address of /metrics, /healthz and /readyz, or none; port 0 takes a free one
     #[arg(long, value_name = "ADDR:PORT|none", default_value = "127.0.0.1:9469")]
     pub listen: Listen,
-    /// Directory for what survives a restart: a pause
+    /// Directory for what survives a restart: pause, manual states, open breakers
     #[arg(long, value_name = "DIR", default_value = "/var/lib/backstop")]
     pub state_dir: PathBuf,
     /// Take over from the agent that is live on the socket, without a gap; refused in this version

@@ -78,7 +78,12 @@ fn heading(text: &mut String, explanation: &Explanation, style: Style) {
         );
         line(
             "by hand",
-            &format!("{what} {whom}, for another {}", running(manual.ends_in_ms)),
+            &format!(
+                "{what} {whom} since {} UTC by {}, for another {}",
+                manual.since.short(),
+                clean(&manual.by),
+                running(manual.ends_in_ms)
+            ),
         );
     }
 }
@@ -181,6 +186,9 @@ fn now(explanation: &Explanation, explained: &ExplainedRow) -> String {
         .filter(|_| explained.row.policy == explanation.policy)
         .map_or("the policy's errno", |setting| &setting.value);
     let refused = match explained.row.state {
+        State::Closed if explained.row.ramp_ends_in_ms.is_some() => format!(
+            "passes, or is refused with {errno} if it is one of a crowd: the breaker has just closed"
+        ),
         State::Closed | State::ForcedClosed => return "passes".to_owned(),
         State::Open | State::ForcedOpen => format!("is refused with {errno}"),
         State::HalfOpen => format!("passes if a probe slot is free, else is refused with {errno}"),

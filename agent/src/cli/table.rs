@@ -298,6 +298,18 @@ pub fn detail(text: &mut String, row: &Row, style: Style) {
         format!("{}: {}", clean(&row.policy), timeouts(row)),
     );
     line("reason", reason_line(&row.reason));
+    if let Some(manual) = &row.manual {
+        let left = style.now.until(manual.until).as_millis();
+        line(
+            "by hand",
+            format!(
+                "since {} UTC by {}, for another {}",
+                manual.since.short(),
+                clean(&manual.by),
+                running(u64::try_from(left).unwrap_or(u64::MAX))
+            ),
+        );
+    }
     line("next", next(row));
     let window = &row.windows.connects;
     line(
@@ -409,9 +421,13 @@ fn next(row: &Row) -> String {
     let redial = row
         .next_redial_in_ms
         .map(|ms| format!("the agent dials in {}", soon(ms)));
+    let ramp = row
+        .ramp_ends_in_ms
+        .map(|ms| format!("all connects pass in {}, a share until then", soon(ms)));
     probe
         .into_iter()
         .chain(redial)
+        .chain(ramp)
         .collect::<Vec<_>>()
         .join(", ")
 }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use agent_common::{CallWindow, DestinationKey, Verdict};
 
-use super::{BreakerSettings, Nanos, Reason, State, WindowKind};
+use super::{BreakerSettings, Correlated, Nanos, Reason, State, WindowKind};
 
 /// A row of the kernel's table. The incarnation tells owners of one index apart: an event about a
 /// former owner finds no breaker.
@@ -146,14 +146,15 @@ pub enum Event<'a> {
 /// Something to be done, in the order given.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Action {
-    /// Write a verdict. For a half-open one, first write `pack_probe_slots(generation, 0)`.
+    /// Write a verdict. For a half-open one and for a ramp, first write `pack_probe_slots(generation, 0)`.
     SetVerdict {
         /// The row.
         row: RowId,
-        /// The verdict; its generation is one more than that of the verdict before.
+        /// The verdict; its generation is one more than that of the verdict before, or the same
+        /// where a ramp has ended or goes on with another errno.
         verdict: Verdict,
-        /// When the kernel lets everything pass by itself, should the agent be stuck. Zero for
-        /// verdicts that let everything pass anyway.
+        /// When the kernel lets everything pass by itself: the end of a ramp, else in case the agent is
+        /// stuck. Zero for verdicts that let everything pass anyway.
         until: Nanos,
         /// Probe slots of the policy; they matter while half-open.
         probe_limit: u32,
@@ -172,6 +173,9 @@ pub enum Action {
         /// Generation of the verdict that goes with it.
         generation: u32,
     },
+    /// Failures of many destinations at once have begun or are over: while they last, nothing is
+    /// opened. To be said once.
+    Correlated(Correlated),
     /// Connect to the target and answer with [`Event::DialEnded`] within
     /// [`DIAL_WRITE_OFF`](super::DIAL_WRITE_OFF).
     Dial {
@@ -196,8 +200,12 @@ pub struct BreakerView {
     /// Next dial by the agent, while it dials; not before `now`, later if the node's limit is
     /// reached.
     pub next_redial_at: Option<Nanos>,
+    /// Closed though its calls say open, because too much fails at once ([`Correlated`]).
+    pub bypassed: bool,
     /// End of a manual state.
     pub manual_until: Option<Nanos>,
+    /// Until when a share of the connects passes, just after closing.
+    pub ramp_until: Option<Nanos>,
     /// Length of the next cooldown, before jitter.
     pub cooldown: Nanos,
     /// Where the windows of connects and exchanges begin ([`WindowKind::index`]).

@@ -21,7 +21,8 @@
 //! | HalfOpen | generation + 1, until latest end of the round + slack | probes are added to it, but nothing is judged by it | as it is | 0 |
 //! | HalfOpen, next round | generation + 1, until as above, all slots free | as above | as it is | kept |
 //! | Open by failed probe | generation + 1, until cooldown end + slack | kept | doubled up to its maximum, jittered by 10 % | 0 |
-//! | Closed | generation + 1 | empty: each floor is the last call so far | as it is; then halved for each full cooldown spent closed, down to the base | 0 |
+//! | Closed | generation + 1; after probes a ramp of 2 s, whose end keeps the generation | empty: each floor is the last call so far | as it is; then halved for each full cooldown spent closed, down to the base | 0 |
+//! | Open by trip in the ramp | as by trip | kept | doubled and jittered, as by a failed probe | 0 |
 //! | ForcedOpen, ForcedClosed | generation + 1 | empty when it ends | as it is | 0 |
 //! | Closed by reset | generation + 1, unless it was closed | empty | base | 0 |
 //!
@@ -45,6 +46,15 @@
 //! cooldown in the long run. Closing, by a reset as well, forgets the count. Dials go on as
 //! scheduled, since other rows may share them; the first one answered after that time is acted upon.
 //!
+//! *Hints.* While somebody else's breaker is open for connects to the same destination, one failed connect
+//! of one's own suffices ([`Reason::HINTED`]), unless the policy has no run of failures to count.
+//!
+//! *Ramp.* Probes that succeed close the breaker, but a destination that is just back is not handed its
+//! whole crowd at once: for 2 s the verdict says [`STATE_RAMP`], by which the kernel lets a growing share
+//! pass ([`agent_common::ramp`]), and the state is Closed. What passes is judged as ever, under one
+//! generation, so that no call is lost to the window when the ramp ends. A trip in the ramp says that
+//! the destination was not back: it counts as a failed probe.
+//!
 //! *Rounds and leases.* Probe slots are claimed by the kernel, and news of them may be lost. The
 //! kernel itself gives a slot back only for a probe that said nothing ([`ProbeOutcome::Returned`]);
 //! one that succeeded or failed keeps its slot until the next verdict, and a fresh half-open verdict
@@ -60,14 +70,16 @@
 
 use std::sync::Arc;
 
-use agent_common::verdict::VERDICT_PROBE_BY_EXCHANGE;
+use agent_common::ramp;
+use agent_common::verdict::{STATE_RAMP, VERDICT_PROBE_BY_EXCHANGE};
 use agent_common::{CallWindow, Verdict};
 
+use super::hints::is_shared;
 use super::rng::SplitMix64;
 use super::window::{WindowStats, evaluate_since};
 use super::{
     Action, BreakerSettings, BreakerView, DialTarget, Floor, Nanos, ProbeOutcome, Reason, RowId,
-    State, WindowKind,
+    Saved, State, WindowKind,
 };
 
 /// A refusing verdict outlives its cooldown, half-open round or manual state by this much: time for
@@ -91,11 +103,19 @@ const COOLDOWN_JITTER_PERCENT: u64 = 10;
 /// one so far. It is the first interval between dials, so the first misleading dial costs about two.
 const DISTRUST: Nanos = Nanos::from_millis(500);
 
+/// A restored breaker whose cooldown is (nearly) over stays open for this long, if the agent dials:
+/// the answer comes first, and no program pays for a probe that the dial could have saved.
+const CONFIRMED_WITHIN: Nanos = Nanos::from_millis(1500);
+
 /// What a step needs beside the breaker.
 pub(super) struct Step<'a> {
     pub(super) row: RowId,
     pub(super) now: Nanos,
     pub(super) rng: &'a mut SplitMix64,
+    /// Nothing more is opened: too much fails at once.
+    pub(super) holds: bool,
+    /// Somebody else's breaker is open for this destination, for connect failures.
+    pub(super) hinted: bool,
     pub(super) out: &'a mut Vec<Action>,
 }
 
@@ -110,7 +130,7 @@ pub(super) struct Breaker {
     reason: Reason,
     generation: u32,
     /// Open: cooldown end. HalfOpen: latest end of the round. ForcedOpen, ForcedClosed: end of the
-    /// manual state. Else unused.
+    /// manual state. Closed: end of the ramp, zero without one.
     until: Nanos,
     /// Next cooldown without jitter: between the base and the maximum.
     cooldown: Nanos,
@@ -123,6 +143,8 @@ pub(super) struct Breaker {
     used: u32,
     /// HalfOpen: whether a redial led here, not the cooldown.
     by_redial: bool,
+    /// Closed: it would have opened, but nothing may.
+    bypassed: bool,
     /// Redials that led to a failed probe, since it was last closed.
     misled: u32,
     /// Open: redials answered before this are ignored. Zero unless `misled`.
@@ -165,6 +187,7 @@ impl Breaker {
             successes: 0,
             used: 0,
             by_redial: false,
+            bypassed: false,
             misled: 0,
             distrust_until: Nanos::ZERO,
             round_since: Nanos::ZERO,
@@ -177,6 +200,74 @@ impl Breaker {
         }
     }
 
+    // --- over a restart
+
+    /// What outlives the agent. A manual state is kept by whoever knows who asked for it.
+    pub(super) fn save(&self) -> Saved {
+        let own = match self.state {
+            State::Closed | State::Open | State::HalfOpen => self.state,
+            State::ForcedOpen | State::ForcedClosed => State::Closed,
+        };
+        Saved {
+            state: own,
+            since: self.since,
+            reason: if own == State::Closed {
+                Reason::NONE
+            } else {
+                self.reason
+            },
+            generation: self.generation,
+            until: self.until,
+            cooldown: self.cooldown,
+            healthy_since: self.healthy_since,
+            misled: self.misled,
+            distrust_until: self.distrust_until,
+            outage_since: self.outage_since,
+            floor_seqs: self.floor_seqs,
+            floor_at: self.floor_at,
+        }
+    }
+
+    /// Takes over what an earlier agent has saved; `self` is fresh. An open breaker goes on with its
+    /// cooldown, a half-open one with a fresh round: probes under way have ended with that agent.
+    /// Nothing is believed that would keep it open for longer than a cooldown.
+    pub(super) fn restore(&mut self, saved: &Saved, step: &mut Step<'_>) {
+        let now = step.now;
+        let latest = now + self.settings.cooldown_cap();
+        self.cooldown = saved
+            .cooldown
+            .clamp(self.settings.cooldown, self.settings.cooldown_cap());
+        self.healthy_since = saved.healthy_since.min(now);
+        self.misled = saved.misled;
+        self.distrust_until = saved.distrust_until.min(latest);
+        self.outage_since = saved.outage_since.min(now);
+        self.floor_seqs = saved.floor_seqs;
+        self.last_seqs = saved.floor_seqs;
+        self.floor_at = saved.floor_at.min(now);
+        self.generation = saved.generation;
+        self.since = saved.since.min(now);
+        if !self.settings.enabled {
+            return;
+        }
+        match saved.state {
+            State::Closed | State::ForcedOpen | State::ForcedClosed => return,
+            State::Open => {
+                self.reason = saved.reason;
+                self.state = State::Open;
+                self.until = saved.until.min(latest);
+                if self.wants_redial() {
+                    self.until = self.until.max(now + CONFIRMED_WITHIN);
+                }
+            }
+            State::HalfOpen => {
+                self.reason = saved.reason;
+                self.state = State::HalfOpen;
+                self.start_round(now);
+            }
+        }
+        self.set_verdict(step);
+    }
+
     // --- what it is
 
     pub(super) fn state(&self) -> State {
@@ -187,12 +278,18 @@ impl Breaker {
         self.target
     }
 
+    /// Nothing is held back any more; whether it opens, its next failure says.
+    pub(super) fn released(&mut self) {
+        self.bypassed = false;
+    }
+
     pub(super) fn outage_since(&self) -> Nanos {
         self.outage_since
     }
 
     /// As `status` shows it. When the agent dials next, the engine knows.
     pub(super) fn view(&self, next_redial_at: Option<Nanos>) -> BreakerView {
+        let ramp_until = self.ramps().then_some(self.until);
         let forced = matches!(self.state, State::ForcedOpen | State::ForcedClosed);
         BreakerView {
             state: self.state,
@@ -202,6 +299,8 @@ impl Breaker {
             generation: self.generation,
             next_redial_at,
             manual_until: forced.then_some(self.until),
+            ramp_until,
+            bypassed: self.bypassed,
             cooldown: self.cooldown,
             floors: self.floor_seqs.map(|seq| Floor {
                 seq,
@@ -217,9 +316,17 @@ impl Breaker {
             && self.settings.redial
     }
 
+    /// Whether others are to take its word: it is open, or not yet closed, for connect failures.
+    pub(super) fn gives_hints(&self) -> bool {
+        matches!(self.state, State::Open | State::HalfOpen)
+            && self.reason.window == WindowKind::Connects
+            && is_shared(&self.target.addr)
+    }
+
     /// When time alone changes something.
     pub(super) fn deadline(&self) -> Nanos {
         match self.state {
+            State::Closed if self.ramps() => self.until,
             State::Closed if self.cooldown > self.settings.cooldown => self.halve_at(),
             // A call exactly `window_age` old still counts.
             State::Closed => self.heard + self.settings.window_age + Nanos(1),
@@ -232,6 +339,7 @@ impl Breaker {
     /// had heard of (failures, the floor) is too old to count.
     pub(super) fn is_quiet(&self, now: Nanos) -> bool {
         self.state == State::Closed
+            && !self.ramps()
             && self.cooldown <= self.settings.cooldown
             && now - self.heard > self.settings.window_age
     }
@@ -263,8 +371,17 @@ impl Breaker {
                 .clamp(self.settings.cooldown, self.settings.cooldown_cap())
         };
         match self.state {
-            State::Closed => self.heard = step.now,
-            State::Open | State::HalfOpen if !self.settings.enabled => self.close(None, step),
+            State::Closed => {
+                self.heard = step.now;
+                if self.ramps() && !self.settings.enabled {
+                    self.end_ramp(step);
+                } else if self.ramps() && old.errno != self.settings.errno {
+                    self.write_verdict(step);
+                }
+            }
+            State::Open | State::HalfOpen if !self.settings.enabled => {
+                self.close(None, Nanos::ZERO, step);
+            }
             State::HalfOpen if old.errno != self.settings.errno => self.begin_round(step),
             State::Open | State::ForcedOpen if old.errno != self.settings.errno => {
                 self.set_verdict(step);
@@ -293,9 +410,25 @@ impl Breaker {
                 if stats.failures > 0 || stats.consecutive > 0 || stats.slow_calls > 0 {
                     self.heard = step.now;
                 }
-                if let Some(reason) = stats.trip {
-                    self.outage_since = step.now;
-                    self.open(self.cooldown, reason, step);
+                let hint = || {
+                    let takes = self.settings.enabled && self.settings.consecutive_failures > 0;
+                    let fails = kind == WindowKind::Connects && stats.consecutive > 0;
+                    (step.hinted && takes && fails).then_some(Reason::HINTED)
+                };
+                let trip = stats.trip.or_else(hint);
+                // A look at the other window says nothing of this one; the next failure does.
+                self.bypassed = trip.is_some() && step.holds;
+                if let Some(reason) = trip
+                    && !step.holds
+                {
+                    let cooldown = if self.ramps() {
+                        // The outage goes on.
+                        self.grow(step)
+                    } else {
+                        self.outage_since = step.now;
+                        self.cooldown
+                    };
+                    self.open(cooldown, reason, step);
                 }
             }
             // The probe's own report decides.
@@ -332,17 +465,13 @@ impl Breaker {
                 self.successes += 1;
                 self.used += 1;
                 if self.successes >= self.settings.successes_needed() {
-                    self.close(Some(last_seqs), step);
+                    self.close(Some(last_seqs), Nanos(ramp::LENGTH_NS), step);
                 } else if self.used >= self.settings.probe_limit() {
                     self.begin_round(step);
                 }
             }
             (State::HalfOpen, ProbeOutcome::Failure) => {
-                self.cooldown = self.cooldown.times(2).min(self.settings.cooldown_cap());
-                let cooldown = step
-                    .rng
-                    .jitter(self.cooldown, COOLDOWN_JITTER_PERCENT)
-                    .min(self.settings.cooldown_cap());
+                let cooldown = self.grow(step);
                 if self.by_redial {
                     self.misled = self.misled.saturating_add(1);
                 }
@@ -384,9 +513,14 @@ impl Breaker {
     pub(super) fn reset(&mut self, last_seqs: [u64; 2], step: &mut Step<'_>) {
         self.cooldown = self.settings.cooldown;
         match self.state {
-            State::Closed => self.empty_windows(Some(last_seqs), step.now),
+            State::Closed => {
+                self.empty_windows(Some(last_seqs), step.now);
+                if self.ramps() {
+                    self.end_ramp(step);
+                }
+            }
             State::Open | State::HalfOpen | State::ForcedOpen | State::ForcedClosed => {
-                self.close(Some(last_seqs), step);
+                self.close(Some(last_seqs), Nanos::ZERO, step);
             }
         }
     }
@@ -396,6 +530,9 @@ impl Breaker {
         match self.state {
             // At most 64 times: halving ends at the base or at nothing.
             State::Closed => {
+                if self.ramps() && step.now >= self.until {
+                    self.end_ramp(step);
+                }
                 while self.cooldown > self.settings.cooldown && step.now >= self.halve_at() {
                     self.healthy_since = self.halve_at();
                     self.cooldown = self.cooldown.half().max(self.settings.cooldown);
@@ -404,13 +541,32 @@ impl Breaker {
             State::Open if step.now >= self.until => self.half_open(false, step),
             State::HalfOpen if step.now >= self.round_end() => self.begin_round(step),
             State::ForcedOpen | State::ForcedClosed if step.now >= self.until => {
-                self.close(None, step);
+                self.close(None, Nanos::ZERO, step);
             }
             State::Open | State::HalfOpen | State::ForcedOpen | State::ForcedClosed => {}
         }
     }
 
     // --- how it moves
+
+    /// Whether it has just closed and admits a share only.
+    fn ramps(&self) -> bool {
+        self.state == State::Closed && self.until > Nanos::ZERO
+    }
+
+    /// Everything passes. The generation stays: calls under way are judged like those to come.
+    fn end_ramp(&mut self, step: &mut Step<'_>) {
+        self.until = Nanos::ZERO;
+        self.write_verdict(step);
+    }
+
+    /// Doubles the cooldown; returns it with its jitter.
+    fn grow(&mut self, step: &mut Step<'_>) -> Nanos {
+        let cap = self.settings.cooldown_cap();
+        self.cooldown = self.cooldown.times(2).min(cap);
+        let cooldown = step.rng.jitter(self.cooldown, COOLDOWN_JITTER_PERCENT);
+        cooldown.min(cap)
+    }
 
     fn open(&mut self, cooldown: Nanos, reason: Reason, step: &mut Step<'_>) {
         self.until = step.now + cooldown;
@@ -467,7 +623,13 @@ impl Breaker {
         end.min(self.until)
     }
 
-    fn close(&mut self, last_seqs: Option<[u64; 2]>, step: &mut Step<'_>) {
+    /// With a ramp of that length; zero: none.
+    fn close(&mut self, last_seqs: Option<[u64; 2]>, ramp: Nanos, step: &mut Step<'_>) {
+        self.until = if ramp > Nanos::ZERO {
+            step.now + ramp
+        } else {
+            Nanos::ZERO
+        };
         self.empty_windows(last_seqs, step.now);
         self.successes = 0;
         self.misled = 0;
@@ -487,10 +649,12 @@ impl Breaker {
         };
         self.floor_seqs = self.last_seqs;
         self.heard = now;
+        self.bypassed = false;
     }
 
     fn enter(&mut self, to: State, reason: Reason, step: &mut Step<'_>) {
         let from = std::mem::replace(&mut self.state, to);
+        self.bypassed = false;
         // Half-open still shows why it opened, and is probed accordingly.
         if to != State::HalfOpen {
             self.reason = reason;
@@ -511,10 +675,17 @@ impl Breaker {
 
     fn set_verdict(&mut self, step: &mut Step<'_>) {
         self.generation = self.generation.wrapping_add(1);
-        let until = if self.state.refuses() {
-            self.until + VERDICT_SLACK
+        self.write_verdict(step);
+    }
+
+    /// The verdict of this generation.
+    fn write_verdict(&mut self, step: &mut Step<'_>) {
+        let (state, until) = if self.ramps() {
+            (STATE_RAMP, self.until)
+        } else if self.state.refuses() {
+            (self.state.verdict_state(), self.until + VERDICT_SLACK)
         } else {
-            Nanos::ZERO
+            (self.state.verdict_state(), Nanos::ZERO)
         };
         let by_exchange =
             self.state == State::HalfOpen && self.reason.window == WindowKind::Exchanges;
@@ -528,7 +699,7 @@ impl Breaker {
             verdict: Verdict {
                 generation: self.generation,
                 errno: self.settings.errno,
-                state: self.state.verdict_state(),
+                state,
                 flags,
             },
             until,

@@ -7,14 +7,22 @@
 //!
 //! Order does not depend on hash maps: they are looked up in, never walked.
 
-use std::collections::{BTreeSet, HashMap};
+use std::{
+    collections::{BTreeSet, HashMap},
+    sync::Arc,
+};
 
 use agent_common::CallWindow;
 
 use super::breaker::{Breaker, Step};
+use super::correlated::Correlation;
+use super::hints::Hints;
 use super::redial::Redial;
 use super::rng::SplitMix64;
-use super::{Action, BreakerView, DialTarget, Event, Nanos, RowId, State, WindowKind, WindowStats};
+use super::{
+    Action, BreakerSettings, BreakerView, Correlated, DialTarget, Event, Nanos, RowId, Saved,
+    State, WindowKind, WindowStats,
+};
 
 /// Timers handled by one [`Event::Deadline`], and dials as well.
 const MAX_DUE_PER_CALL: usize = 512;
@@ -27,6 +35,8 @@ pub struct Engine {
     /// One entry per breaker, at its deadline or before.
     timers: BTreeSet<(Nanos, u32)>,
     redial: Redial,
+    correlation: Correlation,
+    hints: Hints,
     rng: SplitMix64,
     /// Latest time seen: an earlier one is taken for this.
     now: Nanos,
@@ -38,6 +48,8 @@ struct Slot {
     incarnation: u32,
     /// Whether it waits for its target in `redial`.
     waits: bool,
+    /// Whether it is counted in `hints`.
+    hints: bool,
     breaker: Breaker,
     /// Its entry in `timers`; [`NO_TIMER`]: it has none.
     timer: Nanos,
@@ -53,6 +65,8 @@ impl Engine {
             breakers: HashMap::new(),
             timers: BTreeSet::new(),
             redial: Redial::default(),
+            correlation: Correlation::default(),
+            hints: Hints::default(),
             rng: SplitMix64::new(seed),
             now: Nanos::ZERO,
             scratch: Vec::new(),
@@ -80,21 +94,19 @@ impl Engine {
                     return;
                 }
                 let breaker = Breaker::new(target, settings, generation, self.now);
-                let slot = Slot {
-                    incarnation: row.incarnation,
-                    waits: false,
-                    breaker,
-                    timer: NO_TIMER,
-                };
-                self.breakers.insert(row.index, Box::new(slot));
-                self.settle(row.index);
+                self.insert(row, breaker);
             }
             Event::Calls {
                 row,
                 kind,
                 last_seq,
                 window,
-            } => self.step(row, out, |b, step| b.calls(kind, last_seq, window, step)),
+            } => {
+                if kind == WindowKind::Connects {
+                    self.note_failure(row, last_seq, window, out);
+                }
+                self.step(row, out, |b, step| b.calls(kind, last_seq, window, step));
+            }
             Event::ProbeStarted { row, generation } => {
                 self.step(row, out, |b, step| b.probe_started(generation, step));
             }
@@ -133,12 +145,66 @@ impl Engine {
         }
     }
 
+    /// What of a row's breaker outlives the agent; `None` when it has none in memory: then there is
+    /// nothing to be kept.
+    pub fn save(&self, row: RowId) -> Option<Saved> {
+        Some(self.slot(row)?.breaker.save())
+    }
+
+    /// As [`Engine::save`], of all rows, but at most so many: those first that are not closed.
+    pub fn save_all(&self, most: usize) -> Vec<(RowId, Saved)> {
+        let mut saved = Vec::new();
+        for closed in [false, true] {
+            let rows = self
+                .breakers
+                .iter()
+                .filter(|(_, slot)| (slot.breaker.state() == State::Closed) == closed);
+            let left = most - saved.len();
+            saved.extend(rows.take(left).map(|(&index, slot)| {
+                let incarnation = slot.incarnation;
+                (RowId { index, incarnation }, slot.breaker.save())
+            }));
+        }
+        saved
+    }
+
+    /// Gives a row that has no breaker yet the one that an earlier agent has saved. Where the agent
+    /// dials, it does so at once: what was true then may not be true any more. No transition comes of
+    /// it. A row that has a breaker keeps it.
+    pub fn restore(
+        &mut self,
+        row: RowId,
+        target: DialTarget,
+        settings: Arc<BreakerSettings>,
+        saved: &Saved,
+        now: Nanos,
+        out: &mut Vec<Action>,
+    ) {
+        self.now = self.now.max(now);
+        if self.contains(row) || !self.make_room(row) {
+            return;
+        }
+        let breaker = Breaker::new(target, settings, saved.generation, self.now);
+        self.insert(row, breaker);
+        self.step(row, out, |b, step| b.restore(saved, step));
+        self.redial.hurry(target, self.now);
+    }
+
+    /// So many destinations (addresses and ports, loopback apart) had traffic in the last minute. To be
+    /// said at least every second while connects fail.
+    pub fn traffic(&mut self, destinations: usize, now: Nanos, out: &mut Vec<Action>) {
+        self.now = self.now.max(now);
+        let change = self.correlation.count(destinations, self.now);
+        self.correlated(change, out);
+    }
+
     /// When [`Event::Deadline`] is to be handled next; `None`: not before another event. May be
     /// early (then that call does nothing), never late; in the past when one call was not enough.
     pub fn next_deadline(&self) -> Option<Nanos> {
         let timer = self.timers.first().map(|&(at, _)| at);
         let redial = self.redial.next_deadline();
-        [timer, redial].into_iter().flatten().min()
+        let calm = self.correlation.deadline();
+        [timer, redial, calm].into_iter().flatten().min()
     }
 
     /// Rows that have a breaker in memory, in no particular order.
@@ -212,6 +278,18 @@ impl Engine {
             .filter(|slot| slot.incarnation == row.incarnation)
     }
 
+    fn insert(&mut self, row: RowId, breaker: Breaker) {
+        let slot = Slot {
+            incarnation: row.incarnation,
+            waits: false,
+            hints: false,
+            breaker,
+            timer: NO_TIMER,
+        };
+        self.breakers.insert(row.index, Box::new(slot));
+        self.settle(row.index);
+    }
+
     /// Gives up a former owner of the row's index. False when the row itself is a former owner.
     fn make_room(&mut self, row: RowId) -> bool {
         let Some(slot) = self.breakers.get(&row.index) else {
@@ -242,10 +320,13 @@ impl Engine {
         else {
             return;
         };
+        let hinted = !slot.hints && self.hints.has(slot.breaker.target());
         let mut step = Step {
             row,
             now: self.now,
             rng: &mut self.rng,
+            holds: self.correlation.holds(),
+            hinted,
             out,
         };
         slot.breaker.tick(&mut step);
@@ -262,6 +343,39 @@ impl Engine {
         if let Some(slot) = self.breakers.get(&index) {
             let incarnation = slot.incarnation;
             self.step(RowId { index, incarnation }, out, event);
+        }
+    }
+
+    /// The last connect of a row failed a moment ago: it may be one of many.
+    fn note_failure(
+        &mut self,
+        row: RowId,
+        last_seq: u64,
+        window: &CallWindow,
+        out: &mut Vec<Action>,
+    ) {
+        let Some(slot) = self.slot(row) else {
+            return;
+        };
+        let target = slot.breaker.target();
+        let entry = window.entries[agent_common::window::slot(last_seq)];
+        let call = agent_common::window::decode(entry, last_seq, self.now.0);
+        if let Some(call) = call.filter(|call| call.failed) {
+            let at = Nanos(call.at_ns);
+            let change = self.correlation.failed(target, at, self.now);
+            self.correlated(change, out);
+        }
+    }
+
+    fn correlated(&mut self, change: Option<Correlated>, out: &mut Vec<Action>) {
+        let Some(change) = change else {
+            return;
+        };
+        out.push(Action::Correlated(change));
+        if !change.begins {
+            for slot in self.breakers.values_mut() {
+                slot.breaker.released();
+            }
         }
     }
 
@@ -303,6 +417,10 @@ impl Engine {
             }
         }
         self.scratch = due;
+        if self.correlation.deadline().is_some_and(|at| at <= self.now) {
+            let change = self.correlation.look(self.now);
+            self.correlated(change, out);
+        }
         self.redial
             .run(self.now, MAX_DUE_PER_CALL, &mut self.rng, out);
     }
@@ -330,6 +448,11 @@ impl Engine {
             self.redial.leave(b.target(), index);
         }
         slot.waits = wanted;
+        let hints = slot.breaker.gives_hints();
+        if hints != slot.hints {
+            slot.hints = hints;
+            self.hints.change(slot.breaker.target(), hints);
+        }
     }
 
     fn remove(&mut self, index: u32) {
@@ -341,6 +464,9 @@ impl Engine {
         }
         if slot.waits {
             self.redial.leave(slot.breaker.target(), index);
+        }
+        if slot.hints {
+            self.hints.change(slot.breaker.target(), false);
         }
     }
 }

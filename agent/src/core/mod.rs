@@ -24,10 +24,13 @@
 
 mod api;
 mod breaker;
+mod correlated;
 mod engine;
+mod hints;
 pub mod hung;
 mod redial;
 mod rng;
+mod saved;
 mod settings;
 mod state;
 mod time;
@@ -37,9 +40,11 @@ pub mod window;
 
 pub use api::{Action, BreakerView, DialTarget, Event, Floor, ProbeOutcome, RowId};
 pub use breaker::VERDICT_SLACK;
+pub use correlated::{Correlated, is_loopback};
 pub use engine::Engine;
 pub use hung::HungRule;
 pub use redial::{DIAL_WRITE_OFF, MAX_DIALS_PER_SECOND};
+pub use saved::Saved;
 pub use settings::BreakerSettings;
 pub use state::{Reason, ReasonKind, State, WindowKind};
 pub use time::Nanos;

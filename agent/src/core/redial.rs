@@ -125,6 +125,18 @@ impl Redial {
         }
     }
 
+    /// The target is dialled as soon as the limit allows.
+    pub(super) fn hurry(&mut self, target: DialTarget, now: Nanos) {
+        let Some(schedule) = self.schedules.get_mut(&target) else {
+            return;
+        };
+        if schedule.write_off == Nanos::MAX && now < schedule.next {
+            self.due.remove(&(schedule.next, target));
+            schedule.next = now;
+            self.due.insert((now, target));
+        }
+    }
+
     /// A row no longer waits.
     pub(super) fn leave(&mut self, target: DialTarget, row: u32) {
         let Some(schedule) = self.schedules.get_mut(&target) else {

@@ -149,6 +149,15 @@ impl Reason {
         ..Self::NONE
     };
 
+    /// One failed connect, which suffices while another workload's breaker is open for the same
+    /// destination.
+    pub const HINTED: Self = Self {
+        window: WindowKind::Connects,
+        kind: ReasonKind::ConsecutiveFailures,
+        value: 1.0,
+        threshold: 1.0,
+    };
+
     /// One failed probe, of one that suffices.
     pub const fn probe_failed(window: WindowKind) -> Self {
         Self {

@@ -6,7 +6,7 @@
 
 use std::{
     net::{IpAddr, Ipv6Addr, SocketAddr, SocketAddrV6},
-    os::fd::{AsRawFd as _, OwnedFd},
+    os::fd::OwnedFd,
     sync::mpsc,
     time::Duration,
 };
@@ -22,7 +22,7 @@ use super::reactor::{Command, Commander};
 use crate::{
     core::{DialTarget, Nanos},
     kernel::clock,
-    sockets::namespace::{Namespaces, Place},
+    sockets::namespace::{Namespaces, Place, netns_cookie},
 };
 
 /// A dial ends after this long at the latest, so that one to a silent host does not delay the
@@ -141,25 +141,6 @@ fn open(target: &DialTarget) -> Result<Option<OwnedFd>, Errno> {
         Err(Errno::INPROGRESS) => Ok(Some(socket)),
         Err(error) => Err(error),
     }
-}
-
-/// Cookie of the network namespace that a socket was made in; `None` on kernels that do not tell.
-fn netns_cookie(socket: &OwnedFd) -> Option<u64> {
-    /// include/uapi/asm-generic/socket.h, since 5.14; not in the libc crate.
-    const SO_NETNS_COOKIE: libc::c_int = 71;
-    let mut cookie = 0_u64;
-    let mut length = size_of::<u64>() as libc::socklen_t;
-    // SAFETY: an open descriptor, and a buffer of the length given.
-    let result = unsafe {
-        libc::getsockopt(
-            socket.as_raw_fd(),
-            libc::SOL_SOCKET,
-            SO_NETNS_COOKIE,
-            (&raw mut cookie).cast(),
-            &raw mut length,
-        )
-    };
-    (result == 0).then_some(cookie)
 }
 
 /// Reports what has ended, waiting at most one turn.

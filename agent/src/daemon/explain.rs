@@ -98,6 +98,7 @@ impl Node {
                 responses: &self.responses,
                 hidden: self.hidden.all(),
                 leaving: self.evictions.leaving(),
+                standing: &self.standing,
                 now: clock::now(),
             };
             let shown = viewer.view(id, &row, &mut self.names);
@@ -134,6 +135,8 @@ impl Node {
                 },
                 workload: standing.workload.clone(),
                 ends_in_ms: standing.until.0.saturating_sub(now.0) / NANOS_PER_MS,
+                since: standing.since,
+                by: standing.by.clone(),
             })
             .collect()
     }

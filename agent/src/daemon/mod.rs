@@ -12,6 +12,7 @@ pub mod evict;
 mod explain;
 pub mod journal;
 pub mod latency;
+pub mod memo;
 pub mod memory;
 pub mod node;
 pub mod pause;

@@ -19,6 +19,7 @@ use super::{
     evict::Evictions,
     journal::{Journal, WallClock},
     latency::Latencies,
+    memo::{keeper::Keeper, restore::Restored},
     pause::Pause,
     plan::{Plan, Ticks},
     reactor::{Command, Commander, Notice, Order, Reactor},
@@ -33,12 +34,56 @@ use crate::{
     policy::{self, Config, Destination, DestinationArg},
 };
 
-/// A manual state that waits for destinations or workloads not seen yet.
-pub(super) struct Standing {
-    pub(super) destination: DestinationArg,
-    pub(super) workload: Option<String>,
-    pub(super) trip: bool,
-    pub(super) until: Nanos,
+/// A manual state in force, also for destinations or workloads not seen yet.
+pub struct Standing {
+    /// Of what.
+    pub destination: DestinationArg,
+    /// For whom; `None`: all.
+    pub workload: Option<String>,
+    /// Refused, or held closed.
+    pub trip: bool,
+    /// When it ends.
+    pub until: Nanos,
+    /// When it was asked for.
+    pub since: Timestamp,
+    /// As `until`, for people and for the next agent.
+    pub ends: Timestamp,
+    /// Who asked for it.
+    pub by: String,
+}
+
+impl Standing {
+    /// Whether it is for this destination when this workload calls it.
+    pub fn is_for(&self, destination: &Destination, workload: &str) -> bool {
+        self.destination == DestinationArg::Address(*destination)
+            && self
+                .workload
+                .as_ref()
+                .is_none_or(|wanted| wanted == workload)
+    }
+
+    /// What the event thread is told.
+    pub fn order(&self) -> Order {
+        if self.trip {
+            Order::Trip(self.until)
+        } else {
+            Order::HoldClosed(self.until)
+        }
+    }
+
+    /// What rows to come begin with.
+    pub fn verdict(&self, errno: u16) -> Verdict {
+        Verdict {
+            generation: 1,
+            errno,
+            state: if self.trip {
+                STATE_FORCED_OPEN
+            } else {
+                STATE_FORCED_CLOSED
+            },
+            flags: 0,
+        }
+    }
 }
 
 /// Where the configuration comes from.
@@ -103,6 +148,14 @@ pub struct Node {
     /// Cgroup ids of our own canaries.
     pub hidden: Hidden,
     pub(super) standing: Vec<Standing>,
+    /// What came back from the agent before, in a few words.
+    pub(super) restored: Option<String>,
+    /// Writes the state down.
+    pub(super) keeper: Keeper,
+    /// When a call failed last.
+    pub(super) failed_at: Nanos,
+    /// When destinations with traffic were last counted.
+    pub(super) counted_at: Nanos,
     /// Rows whose workload's name was not to be had when they were new.
     pub(super) unnamed: Vec<RowId>,
     /// When losses were last looked at.
@@ -132,7 +185,11 @@ impl Node {
         cgroups: Vec<PathBuf>,
         pause: Pause,
         hidden: Hidden,
+        keeper: Keeper,
+        restored: Restored,
     ) -> Self {
+        let mut tally = Tally::default();
+        tally.resumed(&kernel.table());
         Self {
             table: kernel.table(),
             commander: reactor.commander(),
@@ -151,9 +208,13 @@ impl Node {
             evictions: Evictions::default(),
             latencies: Latencies::default(),
             responses: Latencies::default(),
-            tally: Tally::default(),
+            tally,
             hidden,
-            standing: Vec::new(),
+            restored: restored.said(),
+            standing: restored.standing,
+            keeper,
+            failed_at: Nanos(0),
+            counted_at: Nanos(0),
             unnamed: Vec::new(),
             losses_at: Nanos(0),
             reported: HashMap::new(),
@@ -194,6 +255,7 @@ impl Node {
                 at,
             } => {
                 let Some(row) = self.shown(id) else { return };
+                self.keeper.changed();
                 let (from, to) = (view::state(from), view::state(to));
                 let reason = view::reason(reason);
                 self.tally.transition(id, from, to, reason.kind);
@@ -208,6 +270,7 @@ impl Node {
                 };
                 self.journal.publish(WallClock::read().at(at), event);
             }
+            Notice::Correlated(change) => self.correlated(change),
             Notice::Kernel(event) => {
                 let id = RowId {
                     index: event.row,
@@ -215,7 +278,11 @@ impl Node {
                 };
                 match event.kind {
                     EventKind::ROW_CREATED => self.new_row(id),
-                    EventKind::FAILURE => self.failure(id, &event),
+                    EventKind::FAILURE => {
+                        self.keeper.failed();
+                        self.failed_at = clock::now();
+                        self.failure(id, &event);
+                    }
                     EventKind::REJECTED => self.rejected(id, &event),
                     _ => {}
                 }
@@ -259,20 +326,17 @@ impl Node {
             return;
         }
         let now = clock::now();
-        let standing = self.standing.iter().rev().find(|standing| {
-            standing.until > now
-                && standing.destination == DestinationArg::Address(destination)
-                && standing
-                    .workload
-                    .as_ref()
-                    .is_none_or(|wanted| *wanted == workload)
-        });
+        let standing = self
+            .standing
+            .iter()
+            .rev()
+            .find(|standing| standing.until > now && standing.is_for(&destination, &workload));
         let state = Verdict::unpack(row.verdict).state;
         if let Some(standing) = standing
             && state != STATE_FORCED_OPEN
             && state != STATE_FORCED_CLOSED
         {
-            let order = order(standing.trip, standing.until);
+            let order = standing.order();
             self.commander.send(Command::Manual(vec![id], order));
         }
     }
@@ -361,12 +425,4 @@ impl Node {
 /// Inode of a row's network namespace, if it is known.
 pub(super) fn netns(row: &KernelRow) -> Option<u64> {
     (row.netns_inode != 0).then_some(u64::from(row.netns_inode))
-}
-
-fn order(trip: bool, until: Nanos) -> Order {
-    if trip {
-        Order::Trip(until)
-    } else {
-        Order::HoldClosed(until)
-    }
 }

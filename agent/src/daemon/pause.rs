@@ -8,6 +8,7 @@ use std::{
 
 use anyhow::{Context as _, Result};
 
+use super::memo::file::replace;
 use crate::control::api::{Paused, Timestamp};
 
 /// Where the pause is kept, and the pause itself.
@@ -65,15 +66,8 @@ impl Pause {
     /// When the file cannot be written: then nothing has changed.
     pub fn begin(&mut self, paused: Paused) -> Result<()> {
         let bytes = serde_json::to_vec(&paused).context("write down the pause")?;
-        // Written whole under another name first: a crash leaves the old file or the new one.
-        let fresh = self.file.with_extension("json.new");
-        let write = || -> std::io::Result<()> {
-            let mut file = fs::File::create(&fresh)?;
-            file.write_all(&bytes)?;
-            file.sync_all()?;
-            fs::rename(&fresh, &self.file)
-        };
-        write().with_context(|| format!("write {}", self.file.display()))?;
+        replace(&self.file, |file| file.write_all(&bytes))
+            .with_context(|| format!("write {}", self.file.display()))?;
         self.current = Some(paused);
         Ok(())
     }

@@ -32,7 +32,8 @@ use tokio::sync::{mpsc, oneshot};
 use super::{canary::Hidden, dialer::Dial, plan::Plan, priority, view::Views};
 use crate::{
     core::{
-        Action, DialTarget, Engine, Event, Nanos, ProbeOutcome, Reason, RowId, State, WindowKind,
+        Action, Correlated, DialTarget, Engine, Event, Nanos, ProbeOutcome, Reason, RowId, Saved,
+        State, WindowKind,
     },
     kernel::{Table, clock, events},
     metrics::Reaction,
@@ -61,12 +62,19 @@ pub enum Command {
     Manual(Vec<RowId>, Order),
     /// Every breaker in memory; all others are closed.
     Views(oneshot::Sender<Views>),
+    /// What of at most so many breakers outlives the agent.
+    Save(usize, oneshot::Sender<Vec<(RowId, Saved)>>),
+    /// Rows that have just been made have these breakers; answers with the number of those that are
+    /// not closed, once all are in force.
+    Restore(Vec<(RowId, Saved)>, oneshot::Sender<usize>),
     /// Give up at most so many of these rows, those that may be; answers with those that were.
     Forget(Vec<RowId>, usize, oneshot::Sender<Vec<RowId>>),
     /// The agent itself has found that a call failed.
     Found(KernelEvent),
     /// A redial ended.
     DialEnded(DialTarget, bool),
+    /// Destinations with traffic in the last minute.
+    Traffic(usize),
     /// End the thread.
     Stop,
 }
@@ -87,6 +95,8 @@ pub enum Order {
 pub enum Notice {
     /// Something from the kernel: a new row, a failure, refusals.
     Kernel(KernelEvent),
+    /// Failures of many destinations at once have begun, or are over.
+    Correlated(Correlated),
     /// A breaker changed state.
     Transition {
         /// The row.
@@ -423,6 +433,20 @@ impl Worker {
         true
     }
 
+    /// Brings a breaker of the agent before into the engine; whether it is not closed.
+    fn restore(&mut self, id: RowId, saved: &Saved) -> bool {
+        let Some(row) = self.table.owned(id) else {
+            return false;
+        };
+        let target = DialTarget::from(&row.key);
+        let settings = Arc::clone(self.plan.breaker(row.settings.policy));
+        let now = clock::now();
+        self.engine
+            .restore(id, target, settings, saved, now, &mut self.actions);
+        self.perform(None);
+        self.engine.state(id) != Some(State::Closed)
+    }
+
     /// Carries out what the core decided. `since` is the kernel's time of the event behind it.
     fn perform(&mut self, since: Option<u64>) {
         let mut actions = std::mem::take(&mut self.actions);
@@ -457,6 +481,7 @@ impl Worker {
                         at,
                     });
                 }
+                Action::Correlated(change) => self.notify(Notice::Correlated(change)),
                 Action::Dial { target } => self.dial(target),
             }
         }
@@ -581,6 +606,15 @@ impl Worker {
                         .collect();
                     let _ = reply.send(views);
                 }
+                Command::Save(most, reply) => {
+                    let _ = reply.send(self.engine.save_all(most));
+                }
+                Command::Restore(breakers, reply) => {
+                    let restored = breakers
+                        .iter()
+                        .filter(|(id, saved)| self.restore(*id, saved));
+                    let _ = reply.send(restored.count());
+                }
                 Command::Forget(mut rows, most, reply) => {
                     rows.retain(|row| self.engine.evictable(*row));
                     rows.truncate(most);
@@ -597,6 +631,11 @@ impl Worker {
                         self.table.count_dialled(row);
                     }
                     self.handle(Event::DialEnded { target, success });
+                }
+                Command::Traffic(destinations) => {
+                    let now = clock::now();
+                    self.engine.traffic(destinations, now, &mut self.actions);
+                    self.perform(None);
                 }
                 Command::Stop => return true,
             }

@@ -5,10 +5,7 @@ use std::{
     time::Duration,
 };
 
-use agent_common::{
-    Mode, OTHER_ROW, Row as KernelRow, Verdict,
-    verdict::{STATE_FORCED_CLOSED, STATE_FORCED_OPEN},
-};
+use agent_common::{Mode, OTHER_ROW, Row as KernelRow};
 use anyhow::{Context as _, Result};
 use tokio::sync::oneshot;
 
@@ -90,6 +87,7 @@ impl Node {
             responses: &self.responses,
             hidden: self.hidden.all(),
             leaving: self.evictions.leaving(),
+            standing: &self.standing,
             now: clock::now(),
         }
     }
@@ -107,6 +105,7 @@ impl Node {
             responses: &self.responses,
             hidden: self.hidden.all(),
             leaving: self.evictions.leaving(),
+            standing: &self.standing,
             now: clock::now(),
         };
         let rows = viewer
@@ -171,55 +170,36 @@ impl Node {
             standing.destination != *destination
                 || (workload.is_some() && standing.workload != workload)
         });
-        let now = clock::now();
-        let until = |duration: Duration| {
-            Nanos(
-                now.0
-                    .saturating_add(u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)),
-            )
+        let standing = |trip: bool, duration: Duration| {
+            let nanos = Nanos(u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX));
+            let millis = u64::try_from(duration.as_millis()).unwrap_or(u64::MAX);
+            let since = Timestamp::now();
+            Standing {
+                destination: destination.clone(),
+                workload: workload.clone(),
+                trip,
+                until: clock::now() + nanos,
+                since,
+                ends: Timestamp::from_unix_ms(since.unix_ms().saturating_add(millis)),
+                by: by.to_string(),
+            }
         };
-        let order = match action {
-            Manual::Trip(duration) => Order::Trip(until(duration)),
-            Manual::HoldClosed(duration) => Order::HoldClosed(until(duration)),
-            Manual::Reset => Order::Reset,
+        let standing = match action {
+            Manual::Trip(duration) => Some(standing(true, duration)),
+            Manual::HoldClosed(duration) => Some(standing(false, duration)),
+            Manual::Reset => None,
         };
-        let forced = match order {
-            Order::Trip(until) => Some((true, until)),
-            Order::HoldClosed(until) => Some((false, until)),
-            Order::Reset => None,
-        };
-        if forced.is_some() && self.standing.len() >= MAX_STANDING {
+        if standing.is_some() && self.standing.len() >= MAX_STANDING {
             return Err(ApiError::Conflict(format!(
                 "{MAX_STANDING} manual states are in force already; reset some"
             )));
         }
-        if let Some((trip, until)) = forced {
-            self.standing.push(Standing {
-                destination: destination.clone(),
-                workload: workload.clone(),
-                trip,
-                until,
-            });
-        }
         // For rows that do not exist yet, the kernel itself knows what holds for all workloads.
         if workload.is_none() {
             let errno = self.plan.breakers[guarded.policy].errno;
-            let state = forced.map(|(trip, until)| {
-                let state = if trip {
-                    STATE_FORCED_OPEN
-                } else {
-                    STATE_FORCED_CLOSED
-                };
-                (
-                    Verdict {
-                        generation: 1,
-                        errno,
-                        state,
-                        flags: 0,
-                    },
-                    until,
-                )
-            });
+            let state = standing
+                .as_ref()
+                .map(|standing| (standing.verdict(errno), standing.until));
             self.kernel
                 .set_manual(&address.to_manual_key(), state)
                 .map_err(|e| ApiError::Internal(format!("{e:#}")))?;
@@ -233,6 +213,9 @@ impl Node {
             Manual::Reset => "reset".to_owned(),
         };
         tracing::info!(%destination, workload = workload.as_deref(), %by, "{said}");
+        let order = standing.as_ref().map_or(Order::Reset, Standing::order);
+        self.standing.extend(standing);
+        self.keeper.changed();
         if order == Order::Reset {
             for id in &rows {
                 self.table.forget_traits(*id);

@@ -23,7 +23,7 @@ use super::{
     canary::{self, Hidden, Proof},
     dialer,
     journal::Journal,
-    memory,
+    memo, memory,
     node::{Node, Source},
     pause::Pause,
     plan::{Plan, Ticks, window_calls},
@@ -141,6 +141,8 @@ async fn serve(
         None => "none".to_owned(),
     };
     let pause = Pause::restore(&args.state_dir)?;
+    let state_file = memo::file::path(&args.state_dir);
+    let remembered = memo::file::read(&state_file)?;
     if let Err(error) = priority::install() {
         tracing::warn!("{error:#}");
     }
@@ -197,6 +199,21 @@ async fn serve(
     kernel.set_options_lent(plan.sets_options());
     let journal = Arc::new(Journal::new(events_kept));
     let (handle, mut requests) = Handle::new(Arc::clone(&journal), Arc::clone(&table));
+    let keeper = memo::keeper::Keeper::start(state_file)?;
+    let restored = match remembered {
+        Some(document) => {
+            let commander = reactor.commander();
+            let ground = memo::restore::Ground {
+                kernel: &mut kernel,
+                plan: &plan,
+                mount: &mount,
+                cgroups: &cgroups,
+                commander: &commander,
+            };
+            memo::restore::restore(document, ground).await
+        }
+        None => memo::restore::Restored::default(),
+    };
     // From here on a signal must not end the process without settling.
     let mut hangup = signal(SignalKind::hangup()).context("wait for SIGHUP")?;
     let mut terminate = signal(SignalKind::terminate()).context("wait for SIGTERM")?;
@@ -220,6 +237,8 @@ async fn serve(
         cgroups,
         pause,
         hidden,
+        keeper,
+        restored,
     );
     node.adopted();
     table.set_mode(node.kernel_mode());
@@ -312,6 +331,10 @@ fn started(node: &Node, args: &RunArgs, mode: policy::Mode, listening: &str) -> 
         ),
         (Some(file), None) => format!("started with {}", file.display()),
         (None, None) => "started with the built-in configuration".to_owned(),
+    };
+    let message = match &node.restored {
+        Some(restored) => format!("{message}; {restored}"),
+        None => message,
     };
     node.say(Event::Config {
         action: ConfigAction::Started,

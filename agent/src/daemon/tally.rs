@@ -64,6 +64,13 @@ pub struct Tally {
 }
 
 impl Tally {
+    /// Calls that rows begin with have been written down by the agent before.
+    pub fn resumed(&mut self, table: &Table) {
+        for (id, _) in table.used().skip(1) {
+            self.set_written(id.index, table.last_seqs(id.index));
+        }
+    }
+
     /// Counts a change of state.
     pub fn transition(&mut self, row: RowId, from: State, to: State, reason: ReasonKind) {
         *self.transitions.entry((row, from, to, reason)).or_default() += 1;

@@ -19,13 +19,20 @@ use super::{
 };
 use crate::{
     control::api::{Event, SafetyAction, Timestamp},
-    core::{Nanos, RowId},
+    core::{Correlated, Nanos, RowId, is_loopback},
     kernel::clock,
     policy::DestinationArg,
 };
 
 /// How often lost events are made up for: that looks at every row.
 const LOSSES_EVERY: Nanos = Nanos::from_secs(1);
+
+/// While calls fail, destinations with traffic are counted so often.
+const TRAFFIC_EVERY: Nanos = Nanos::from_millis(500);
+/// Until so long after the last failure.
+const TRAFFIC_AFTER: Nanos = Nanos::from_secs(10);
+/// A destination that was called within this time has traffic.
+const TRAFFIC_WITHIN: Nanos = Nanos::from_secs(60);
 
 /// Rounds of eviction in one turn of the loop, when destinations come faster than one can clear.
 const EVICTION_ROUNDS: u32 = 4;
@@ -39,11 +46,13 @@ impl Node {
         {
             tracing::error!("the pause is over but cannot be ended: {error}");
         }
+        self.count_traffic(now);
         self.losses(now);
         for id in std::mem::take(&mut self.unnamed) {
             self.new_row(id);
         }
         self.expire_standing(now);
+        self.keep().await;
         if let Err(error) = self.evict().await {
             tracing::error!("giving up rows failed: {error:#}");
         }
@@ -106,6 +115,50 @@ impl Node {
                 self.table.set_gave_up(id, connect, exchange);
             }
         }
+    }
+
+    /// Tells the event thread how many destinations have traffic, while calls fail.
+    fn count_traffic(&mut self, now: Nanos) {
+        let is_due = now - self.counted_at >= TRAFFIC_EVERY;
+        if !is_due || now - self.failed_at > TRAFFIC_AFTER {
+            return;
+        }
+        self.counted_at = now;
+        let hidden = self.hidden.all();
+        let active = self.table.used().skip(1).filter(|(_, row)| {
+            now - Nanos(row.last_connect_ns) <= TRAFFIC_WITHIN
+                && !is_loopback(&row.key.addr)
+                && !hidden.contains(&row.key.cgroup_id)
+        });
+        let places: HashSet<_> = active
+            .map(|(_, row)| (row.key.addr, row.key.ifindex, row.key.port_be))
+            .collect();
+        self.commander.send(Command::Traffic(places.len()));
+    }
+
+    /// Says that many destinations fail at once, or that this is over.
+    pub(super) fn correlated(&self, change: Correlated) {
+        let Correlated {
+            begins,
+            failing,
+            destinations,
+        } = change;
+        let message = if begins {
+            format!(
+                "connects to {failing} of {destinations} destinations with traffic fail at once: the \
+                 fault is most likely on this side (a route, an interface, a firewall, a proxy); no \
+                 breaker is opened until that is over"
+            )
+        } else {
+            "connects do not fail everywhere any more; breakers open again where they should"
+                .to_owned()
+        };
+        self.say(Event::Safety {
+            action: SafetyAction::Correlated,
+            destination: None,
+            workload: None,
+            message,
+        });
     }
 
     pub(super) fn losses(&mut self, now: Nanos) {
@@ -278,6 +331,6 @@ impl Node {
             self.kernel.detach(&path);
         }
         self.waiting.stop();
-        self.reactor.stop();
+        self.keep_at_last();
     }
 }

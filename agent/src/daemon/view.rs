@@ -8,7 +8,7 @@ use agent_common::{
     retry::Counted,
 };
 
-use super::{latency::Latencies, plan::Plan};
+use super::{latency::Latencies, node::Standing, plan::Plan};
 use crate::{
     control::api::{
         self, Failures, Held, Latency, Rejections, Retry, TimeoutKind, TimeoutsMs, Windows,
@@ -45,6 +45,8 @@ pub struct Viewer<'a> {
     pub hidden: HashSet<u64>,
     /// Rows on their way out.
     pub leaving: &'a [u32],
+    /// Manual states.
+    pub standing: &'a [Standing],
     /// CLOCK_MONOTONIC.
     pub now: Nanos,
 }
@@ -70,9 +72,11 @@ impl Viewer<'_> {
         let policy = row.settings.policy;
         let retries = self.table.retries(id.index);
         let (minute, five_minutes) = self.latency(id, row);
+        let workload = workload(id, row, names);
         api::Row {
+            manual: view.and_then(|view| self.by_hand(view, row, &workload)),
             destination: destination(id, row),
-            workload: workload(id, row, names),
+            workload,
             name: None,
             netns: (row.netns_inode != 0).then_some(u64::from(row.netns_inode)),
             policy: self.plan.name(policy).to_string(),
@@ -86,7 +90,8 @@ impl Viewer<'_> {
             next_probe_in_ms: view.and_then(|view| view.next_probe_at).map(until),
             generation: self.table.verdict(id.index).generation,
             next_redial_in_ms: view.and_then(|view| view.next_redial_at).map(until),
-            bypassed_for_safety: false,
+            bypassed_for_safety: view.is_some_and(|view| view.bypassed),
+            ramp_ends_in_ms: view.and_then(|view| view.ramp_until).map(until),
             windows: Windows {
                 connects: api::Connects {
                     calls: u64::from(connects.calls),
@@ -146,6 +151,19 @@ impl Viewer<'_> {
             amplification: share(attempts, attempts.saturating_sub(retried)),
             operations,
         }
+    }
+
+    /// Who set the manual state of a breaker.
+    fn by_hand(&self, view: &BreakerView, row: &KernelRow, workload: &str) -> Option<api::ByHand> {
+        view.manual_until?;
+        let destination = Destination::from_key(&row.key);
+        let mut standing = self.standing.iter().rev();
+        let standing = standing.find(|standing| standing.is_for(&destination, workload))?;
+        Some(api::ByHand {
+            since: standing.since,
+            until: standing.ends,
+            by: standing.by.clone(),
+        })
     }
 
     /// The timeouts in force; none where the destination is protected.

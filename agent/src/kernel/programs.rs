@@ -9,7 +9,7 @@ use std::{
 };
 
 use agent_common::{
-    ABI_VERSION, AdoptOffsets, DestinationKey, PolicyKey, RetrySettings, Settings, Verdict,
+    ABI_VERSION, AdoptOffsets, DestinationKey, PolicyKey, RetrySettings, Row, Settings, Verdict,
     key::ManualKey, stamp::CONNECTION_SLOTS,
 };
 use anyhow::{Context as _, Result};
@@ -28,7 +28,7 @@ use super::{
     btf, connections::Connections, lent::LentOptions, mapped::Mapped, sockopt::SockoptHooks,
     support::Unsupported, table::Table,
 };
-use crate::core::Nanos;
+use crate::core::{Nanos, RowId};
 
 /// The kernel object, built from `agent-ebpf` by `cargo xtask ebpf`.
 static OBJECT: &[u8] = aya::include_bytes_aligned!(concat!(
@@ -332,6 +332,40 @@ impl Kernel {
     /// The index of the row that a key leads to.
     pub fn row_of(&self, key: &DestinationKey) -> Option<u32> {
         self.keys.get(bytemuck::cast_ref(key), 0).ok()
+    }
+
+    /// Makes a row, as the connect hook does for a new key; `None` where no row is free or the key has
+    /// one. Histogram and incarnation are given here.
+    pub fn make_row(&mut self, row: Row) -> Option<RowId> {
+        /// Only if it is not there (include/uapi/linux/bpf.h).
+        const BPF_NOEXIST: u64 = 1;
+        let index = self.free_rows.pop(0).ok()?;
+        let slot = self.free_histograms.pop(0).ok();
+        let incarnation = self.table.row(index).map_or(0, |row| row.incarnation);
+        let made = Row {
+            histogram: slot.map_or(0, |slot| slot + 1),
+            incarnation,
+            ..row
+        };
+        self.table.make(index, made);
+        if self
+            .keys
+            .insert(
+                bytemuck::cast_ref::<_, [u8; 40]>(&row.key),
+                index,
+                BPF_NOEXIST,
+            )
+            .is_ok()
+        {
+            self.table.count_created();
+            return Some(RowId { index, incarnation });
+        }
+        // Neither list can be full: both have just given one.
+        let _ = self.free_row(index);
+        if let Some(slot) = slot {
+            let _ = self.free_histogram(slot);
+        }
+        None
     }
 
     /// Makes a key lead nowhere; its row lives on for those who have found it already.

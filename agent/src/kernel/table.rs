@@ -7,7 +7,7 @@ use agent_common::{
     CallWindow, Control, Counters, Retries, RetrySettings, Row, Settings, Verdict,
     event::{OUTCOME_DEADLINE, OUTCOME_HUNG, OUTCOME_STALL, OUTCOME_WRITE_TIMEOUT},
     histogram::Histogram,
-    verdict::{STATE_HALF_OPEN, pack_probe_slots},
+    verdict::{STATE_HALF_OPEN, STATE_RAMP, pack_probe_slots},
     window::{self, Block, encode, repaired},
 };
 
@@ -374,6 +374,8 @@ impl Table {
             word(&raw mut (*row).verdict_until_ns).store(until.0, Ordering::Release);
             if verdict.state == STATE_HALF_OPEN {
                 half(&raw mut (*row).settings.probe_limit).store(probe_limit, Ordering::Release);
+            }
+            if matches!(verdict.state, STATE_HALF_OPEN | STATE_RAMP) {
                 let slots = pack_probe_slots(verdict.generation, 0);
                 word(&raw mut (*row).probe_slots).store(slots, Ordering::Release);
             }
@@ -472,6 +474,39 @@ impl Table {
         if let Some(retries) = self.retries.get(id.index) {
             // SAFETY: within the mapping.
             unsafe { half(&raw mut (*retries).dialled).fetch_add(1, Ordering::AcqRel) };
+        }
+    }
+
+    /// Writes a row that no key leads to yet.
+    pub(super) fn make(&self, index: u32, row: Row) {
+        self.rows.write(index, row);
+    }
+
+    /// One more row was made.
+    pub(super) fn count_created(&self) {
+        if let Some(counters) = self.counters.get(0) {
+            // SAFETY: within the mapping.
+            unsafe { word(&raw mut (*counters).rows_created).fetch_add(1, Ordering::AcqRel) };
+        }
+    }
+
+    /// Puts calls into one of the windows of a row that has none yet: the last of them has number
+    /// `last`, and so many failed.
+    pub fn put_calls(&self, index: u32, kind: WindowKind, last: u64, calls: &[u32], failed: u64) {
+        let Some(row) = self.rows.get(index) else {
+            return;
+        };
+        for (seq, entry) in (1..=last).rev().zip(calls.iter().rev()) {
+            if let Some(place) = self.entry(index, kind, seq) {
+                // SAFETY: within the mapping.
+                unsafe { half(place).store(*entry, Ordering::Release) };
+            }
+        }
+        // SAFETY: within the mapping.
+        unsafe {
+            let (count, failures) = calls_of(row, kind);
+            word(failures).store(failed, Ordering::Release);
+            word(count).store(last, Ordering::Release);
         }
     }
 

@@ -13,12 +13,18 @@ use std::{
     collections::HashMap,
     fs::{self, File},
     io,
-    os::{fd::AsFd as _, unix::fs::MetadataExt as _},
+    os::{
+        fd::{AsFd as _, AsRawFd as _, OwnedFd},
+        unix::fs::MetadataExt as _,
+    },
     path::Path,
     time::{Duration, Instant},
 };
 
-use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
+use rustix::{
+    net::{AddressFamily, SocketFlags, SocketType, socket_with},
+    thread::{LinkNameSpaceType, move_into_link_name_space},
+};
 use thiserror::Error;
 
 use super::diag::{Diag, DiagError};
@@ -144,6 +150,32 @@ impl Namespaces {
         }
         self.scanned = Some(Instant::now());
     }
+}
+
+/// Cookie of the network namespace that a socket was made in; `None` on kernels that do not tell.
+pub fn netns_cookie(socket: &OwnedFd) -> Option<u64> {
+    /// include/uapi/asm-generic/socket.h, since 5.14; not in the libc crate.
+    const SO_NETNS_COOKIE: libc::c_int = 71;
+    let mut cookie = 0_u64;
+    let mut length = size_of::<u64>() as libc::socklen_t;
+    // SAFETY: an open descriptor, and a buffer of the length given.
+    let result = unsafe {
+        libc::getsockopt(
+            socket.as_raw_fd(),
+            libc::SOL_SOCKET,
+            SO_NETNS_COOKIE,
+            (&raw mut cookie).cast(),
+            &raw mut length,
+        )
+    };
+    (result == 0).then_some(cookie)
+}
+
+/// Cookie of the calling thread's network namespace; `None` where it cannot be told.
+pub fn netns_cookie_here() -> Option<u64> {
+    let flags = SocketFlags::CLOEXEC;
+    let socket = socket_with(AddressFamily::INET, SocketType::STREAM, flags, None).ok()?;
+    netns_cookie(&socket)
 }
 
 /// Takes the thread home when dropped, also when the work panics.

@@ -354,7 +354,8 @@ fn an_explanation() {
   policy       orders-db: destination 10.0.0.0/8:5432 matches
   file         /etc/backstop/backstop.toml
   protected    no
-  by hand      refused for all workloads, for another 1m 30s
+  by hand      refused for all workloads since 11-28 12:03:04.123 UTC by uid 0, pid 4711, for
+               another 1m 30s
 
 Policies, the one that applies first
   applies   orders-db  destination 10.0.0.0/8:5432 matches (line 12)

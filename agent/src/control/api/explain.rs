@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{Mode, Paused, Row, State, words};
+use super::{Mode, Paused, Row, State, Timestamp, words};
 
 /// The whole of `explain --json` and of `GET /v1/explain`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -108,6 +108,10 @@ pub struct ManualState {
     pub workload: Option<String>,
     /// When it ends by itself, ms.
     pub ends_in_ms: u64,
+    /// When it was asked for.
+    pub since: Timestamp,
+    /// Who asked for it.
+    pub by: String,
 }
 
 /// A row that exists, and what the agent has learned about it.

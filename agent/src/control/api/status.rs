@@ -97,6 +97,17 @@ pub struct Paused {
     pub by: String,
 }
 
+/// A manual state: who asked for it, and when it ends by itself.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ByHand {
+    /// When it was asked for.
+    pub since: Timestamp,
+    /// When it ends.
+    pub until: Timestamp,
+    /// Who asked for it, as the kernel vouches for the other end of the socket.
+    pub by: String,
+}
+
 /// One breaker with its counters. Counters are cumulative since the row exists.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Row {
@@ -124,6 +135,13 @@ pub struct Row {
     pub next_redial_in_ms: Option<u64>,
     /// It would be open, but too much else is.
     pub bypassed_for_safety: bool,
+    /// Closed a moment ago: until all connects pass and not only a share, ms; an addition, as is the
+    /// next one.
+    #[serde(default)]
+    pub ramp_ends_in_ms: Option<u64>,
+    /// Who set the manual state that it is in; an addition to the first version of the format.
+    #[serde(default)]
+    pub manual: Option<ByHand>,
     /// The calls that the breaker judges.
     pub windows: Windows,
     /// SYNs sent.

@@ -42,6 +42,8 @@ pub(crate) fn row(destination: &str) -> Row {
         generation: 3,
         next_redial_in_ms: None,
         bypassed_for_safety: false,
+        ramp_ends_in_ms: None,
+        manual: None,
         windows: Windows::default(),
         attempts: 1,
         established: 1,
@@ -148,6 +150,8 @@ pub(crate) fn explanation(destination: &str, workload: Option<&str>) -> Explanat
             state: State::ForcedOpen,
             workload: None,
             ends_in_ms: 90_000,
+            since: Timestamp::from_unix_ms(1_795_867_384_123),
+            by: "uid 0, pid 4711".to_owned(),
         }],
         rows: vec![ExplainedRow {
             why: "orders-db: destination 10.0.0.0/8:5432 matches".to_owned(),
@@ -191,11 +195,17 @@ fn event(event: Event) -> String {
 #[test]
 fn the_envelope_has_the_keys_of_the_contract_in_their_order() {
     let mut ours = keys(&serde_json::to_string(&envelope(vec![row("10.0.0.5:5432")])).unwrap());
-    // Additions: after lost_events, after stale, and two at the end of retry.
+    // Additions: after lost_events, after bypassed_for_safety (two), after stale (two), and two at the end of retry.
     assert_eq!(ours.remove(4), (1, "paused".to_owned()));
-    ours.retain(|(_, key)| {
-        !["throttled", "traits", "amplification", "operations"].contains(&key.as_str())
-    });
+    let added = [
+        "ramp_ends_in_ms",
+        "manual",
+        "throttled",
+        "traits",
+        "amplification",
+        "operations",
+    ];
+    ours.retain(|(_, key)| !added.contains(&key.as_str()));
     assert_eq!(ours, keys(SKELETON));
 }
 

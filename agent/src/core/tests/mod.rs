@@ -1,15 +1,19 @@
 //! Tests of the core: a table of transitions, a reference model, a simulation, and odd numbers.
 
+mod correlated;
 mod ends;
 mod evaluate;
+mod hints;
 mod hung;
 mod misleading;
 mod model;
 mod ops;
+mod ramp;
 mod random;
 mod redial;
 mod rounds;
 mod rules;
+mod saved;
 mod simulation;
 mod table;
 mod waits;

@@ -36,6 +36,8 @@ pub(super) struct ModelRow {
     news: Vec<Nanos>,
     healthy_period_began: Nanos,
     remember_since: Nanos,
+    /// Closed: end of the ramp.
+    pub(super) ramp_until: Option<Nanos>,
 }
 
 #[derive(Default)]
@@ -71,6 +73,7 @@ impl ModelRow {
 
     fn close(&mut self, now: Nanos, time_floor: bool) {
         self.go(State::Closed);
+        self.ramp_until = None;
         self.empty(now, time_floor);
         self.healthy_period_began = now;
         self.misleading_redials = 0;
@@ -106,6 +109,7 @@ impl ModelRow {
         let s = &self.settings;
         match self.state {
             State::Closed => {
+                self.ramp_until = self.ramp_until.filter(|end| *end > now);
                 while self.cooldown > s.cooldown && now >= self.healthy_period_began + self.cooldown
                 {
                     self.healthy_period_began = self.healthy_period_began + self.cooldown;
@@ -145,7 +149,12 @@ impl ModelRow {
         };
         let other_errno = old.errno != self.settings.errno;
         match self.state {
-            State::Closed => self.remember_since = now,
+            State::Closed => {
+                self.remember_since = now;
+                if !self.settings.enabled {
+                    self.ramp_until = None;
+                }
+            }
             State::Open | State::HalfOpen if !self.settings.enabled => self.close(now, true),
             State::HalfOpen if other_errno => self.new_round(now),
             State::Open | State::ForcedOpen if other_errno => self.go(self.state),
@@ -153,7 +162,13 @@ impl ModelRow {
         }
     }
 
-    pub(super) fn calls(&mut self, kind: WindowKind, calls: &[Truth], now: Nanos) {
+    pub(super) fn is_a_hint(&self) -> bool {
+        matches!(self.state, State::Open | State::HalfOpen)
+            && self.opened_on == WindowKind::Connects
+    }
+
+    /// `hinted`: another row is open for connects to the same target.
+    pub(super) fn calls(&mut self, kind: WindowKind, calls: &[Truth], hinted: bool, now: Nanos) {
         let window = match kind {
             WindowKind::Connects => 0,
             WindowKind::Exchanges => 1,
@@ -168,10 +183,15 @@ impl ModelRow {
         if stats.failures > 0 || stats.consecutive > 0 || stats.slow_calls > 0 {
             self.remember_since = now;
         }
-        if stats.trip.is_some() {
+        let s = &self.settings;
+        let one_suffices = hinted && window == 0 && s.enabled && s.consecutive_failures > 0;
+        if stats.trip.is_some() || (one_suffices && stats.consecutive > 0) {
             self.opened_on = kind;
             self.go(State::Open);
             self.until = now + self.cooldown;
+            if self.ramp_until.is_some() {
+                self.grow(now);
+            }
         }
     }
 
@@ -203,23 +223,28 @@ impl ModelRow {
                 self.successes_in_round += 1;
                 if self.successes_in_a_row >= self.settings.successes_to_close {
                     self.close(now, false);
+                    self.ramp_until = Some(now + secs(2));
                 } else if self.successes_in_round >= self.settings.probes {
                     self.new_round(now);
                 }
             }
             ProbeOutcome::Failure => {
-                let cap = self.settings.cooldown.max(self.settings.cooldown_max);
-                self.cooldown = self.cooldown.times(2).min(cap);
                 self.go(State::Open);
                 self.misleading_redials += i32::from(self.opened_by_redial);
                 self.last_failed_probe = now;
-                let tenth = Nanos(self.cooldown.0 / 10);
-                self.until_range = Some((
-                    now + (self.cooldown - tenth),
-                    now + (self.cooldown + tenth).min(cap),
-                ));
+                self.grow(now);
             }
         }
+    }
+
+    fn grow(&mut self, now: Nanos) {
+        let cap = self.settings.cooldown.max(self.settings.cooldown_max);
+        self.cooldown = self.cooldown.times(2).min(cap);
+        let tenth = Nanos(self.cooldown.0 / 10);
+        self.until_range = Some((
+            now + (self.cooldown - tenth),
+            now + (self.cooldown + tenth).min(cap),
+        ));
     }
 
     pub(super) fn force(&mut self, to: State, until: Nanos, last_seqs: [u64; 2]) {
@@ -232,6 +257,7 @@ impl ModelRow {
         self.highest_seqs = last_seqs;
         self.cooldown = self.settings.cooldown;
         if self.state == State::Closed {
+            self.ramp_until = None;
             self.empty(now, false);
         } else {
             self.close(now, false);
@@ -289,6 +315,7 @@ impl Model {
                 news: Vec::new(),
                 healthy_period_began: Nanos::ZERO,
                 remember_since: now,
+                ramp_until: None,
             },
         );
     }
@@ -310,6 +337,7 @@ impl Model {
         }
         self.rows.retain(|_, known| {
             known.state != State::Closed
+                || known.ramp_until.is_some()
                 || known.cooldown > known.settings.cooldown
                 || now - known.remember_since <= known.settings.window_age
         });

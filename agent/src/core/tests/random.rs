@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use agent_common::Verdict;
+use agent_common::verdict::STATE_RAMP;
 use proptest::prelude::*;
 
 use super::evaluate::Truth;
@@ -166,13 +167,16 @@ impl Driver {
             }
             Op::Deadline => self.model.deadline(now),
             _ => {
+                let hinted = self.model.rows.iter().any(|(other, known)| {
+                    *other != index && known.target == target_of(index) && known.is_a_hint()
+                });
                 let Some(known) = self.model.at(row, now) else {
                     return;
                 };
                 match *op {
                     Op::Look { kind, .. } => {
                         let window = usize::from(kind == WindowKind::Exchanges);
-                        known.calls(kind, &truth[window], now);
+                        known.calls(kind, &truth[window], hinted, now);
                     }
                     Op::ProbeStarted { late, .. } => {
                         known.probe_started(generation.wrapping_sub(late), now);
@@ -204,8 +208,16 @@ impl Driver {
                         .seen
                         .verdicts
                         .insert(row.index, (verdict, until))
-                        .map_or(0, |(verdict, _)| verdict.generation);
-                    assert_eq!(verdict.generation, last + 1, "generations go up by one");
+                        .map_or(Verdict::default(), |(verdict, _)| verdict);
+                    // A ramp ends, or is told another errno, under its own generation.
+                    if verdict.generation != last.generation {
+                        let next = last.generation + 1;
+                        assert_eq!(verdict.generation, next, "generations go up by one");
+                    } else {
+                        assert_eq!(last.state, STATE_RAMP);
+                        let goes_on = [STATE_RAMP, State::Closed.verdict_state()];
+                        assert!(goes_on.contains(&verdict.state));
+                    }
                     assert!(probe_limit > 0);
                 }
                 Action::Transition {
@@ -221,6 +233,7 @@ impl Driver {
                     assert_ne!(from, to);
                     assert_eq!(self.seen.verdicts[&row.index].0.generation, generation);
                 }
+                Action::Correlated(_) => panic!("two addresses are not many"),
                 Action::Dial { target } => {
                     let waiting =
                         |known: &ModelRow| known.target == target && known.waits_for_redial();
@@ -257,6 +270,8 @@ impl Driver {
             assert_eq!(view.generation, known.generation, "row {index}");
             assert_eq!(view.cooldown, known.cooldown, "row {index}");
             assert_eq!(view.floors, known.floors, "row {index}");
+            let closed = known.state == State::Closed;
+            assert_eq!(view.ramp_until, known.ramp_until.filter(|_| closed));
             if matches!(view.state, State::Open | State::HalfOpen) {
                 assert_eq!(view.reason.window, known.opened_on, "row {index}");
             }
@@ -278,7 +293,11 @@ impl Driver {
             );
             if let Some(&(verdict, until)) = self.seen.verdicts.get(&index) {
                 assert_eq!(verdict.generation, view.generation);
-                assert_eq!(verdict.state, view.state.verdict_state());
+                let state = match known.ramp_until {
+                    Some(_) if view.state == State::Closed => STATE_RAMP,
+                    _ => view.state.verdict_state(),
+                };
+                assert_eq!(verdict.state, state);
                 let by_exchange =
                     view.state == State::HalfOpen && known.opened_on == WindowKind::Exchanges;
                 assert_eq!(verdict.flags, u8::from(by_exchange));
@@ -289,7 +308,8 @@ impl Driver {
                     State::HalfOpen => {
                         assert_eq!(until, known.round_limit + VERDICT_SLACK);
                     }
-                    State::Closed | State::ForcedClosed => assert_eq!(until, Nanos::ZERO),
+                    State::Closed => assert_eq!(until, known.ramp_until.unwrap_or_default()),
+                    State::ForcedClosed => assert_eq!(until, Nanos::ZERO),
                 }
             }
         }

@@ -294,6 +294,7 @@ fn meets(mut one: One, kind: Kind, expected: Option<State>) {
                 at = to;
             }
             Action::Dial { .. } => assert!(kind == DeadlineDue && on_connects),
+            Action::Correlated(_) => panic!("one destination is not many"),
         }
     }
     assert_eq!(at, expected.unwrap_or(state), "{state:?} on {kind:?}");

@@ -196,6 +196,11 @@ fn abort_all(
         firing.done = !matches!(fate, Fate::Changed | Fate::Unseen(_));
         match fate {
             Fate::Aborted => {
+                if firing.noted && shared.connections.take_counted(firing.cookie) {
+                    // An answer came between the look and the act, and is counted as one.
+                    shared.table.close_counted(firing.stamp.row);
+                    firing.already = true;
+                }
                 firing.noted = false;
                 count(shared, firing, 0);
             }

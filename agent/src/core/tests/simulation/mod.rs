@@ -47,13 +47,19 @@ fn a_crowd_meets_a_restart_and_the_redial_ends_it_within_a_second() {
     assert_eq!(world.state(), State::Closed, "{:?}", world.transitions);
     assert_eq!(world.rounds.len(), 2);
     assert!(world.rounds.values().all(|round| round.syns == 1));
-    let refused = world.refused.len();
+    // The crowd comes in steps: of 1,300 connects in each, 10, 25 and 50 % and a few more pass.
+    let closed = world.transitions.last().unwrap().0;
     world.run_until(secs(40));
-    assert_eq!(
-        world.refused.len(),
-        refused,
-        "nothing is refused afterwards"
-    );
+    let refused = |from, to| {
+        let step = |n: u64| closed + Nanos(2_000_000_000 / 3 * n);
+        let within = |at: &&Nanos| (step(from)..step(to)).contains(*at);
+        world.refused.iter().filter(within).count()
+    };
+    let steps = [refused(0, 1), refused(1, 2), refused(2, 3)];
+    assert!(steps[0] > 1_000 && steps[0] < 1_250, "{steps:?}");
+    assert!(steps[1] > 800 && steps[1] < 1_100, "{steps:?}");
+    assert!(steps[2] > 500 && steps[2] < 800, "{steps:?}");
+    assert_eq!(refused(3, 100), 0, "nothing is refused afterwards");
     assert_eq!(world.transitions.len(), 3);
 }
 

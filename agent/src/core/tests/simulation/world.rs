@@ -10,9 +10,10 @@ use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap};
 
 use agent_common::Verdict;
+use agent_common::ramp;
 use agent_common::verdict::{
-    STATE_FORCED_OPEN, STATE_HALF_OPEN, STATE_OPEN, VERDICT_PROBE_BY_EXCHANGE, pack_probe_slots,
-    unpack_probe_slots,
+    STATE_FORCED_OPEN, STATE_HALF_OPEN, STATE_OPEN, STATE_RAMP, VERDICT_PROBE_BY_EXCHANGE,
+    pack_probe_slots, unpack_probe_slots,
 };
 
 use super::super::*;
@@ -274,6 +275,15 @@ impl World {
                 }
                 !stamp.probe
             }
+            STATE_RAMP if in_force => {
+                let left = (self.verdict_until - self.now).0;
+                let (generation, taken) = unpack_probe_slots(self.slots);
+                let floor = taken < ramp::floor(left);
+                if floor {
+                    self.slots = pack_probe_slots(generation, taken + 1);
+                }
+                !floor && !self.chance(u64::from(ramp::share(left)))
+            }
             _ => false,
         };
         if refuse {
@@ -436,6 +446,7 @@ impl World {
                 Action::Transition {
                     from, to, reason, ..
                 } => self.transitions.push((self.now, from, to, reason)),
+                Action::Correlated(_) => panic!("one destination is not many"),
                 Action::Dial { .. } => {
                     self.dials.push(self.now);
                     let (success, after) = match self.answer() {

@@ -1,0 +1,415 @@
+//! The file: its form, written whole or not at all, and set aside when it is not ours.
+
+use std::{
+    fs,
+    io::{BufWriter, Read as _, Write as _},
+    path::{Path, PathBuf},
+};
+
+use anyhow::{Context as _, Result, ensure};
+use serde::{Deserialize, Serialize};
+
+use crate::{
+    control::api::{Reason, ReasonKind, State, Timestamp, Window},
+    core::{self, Nanos, Saved},
+};
+
+/// The form below; another one is set aside.
+const VERSION: u32 = 1;
+
+/// A file that is larger is none of ours: so many breakers with full windows take 18 MiB.
+const LARGEST: u64 = 32 << 20;
+
+/// Breakers that are kept, those first that are not closed. Bounds the file, and what it takes to
+/// write it (docs/COST.md).
+pub const MOST_BREAKERS: usize = 4096;
+
+/// Everything that is kept.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Document {
+    /// Form of the file.
+    pub version: u32,
+    /// When it was written.
+    pub written: Timestamp,
+    /// The same on CLOCK_MONOTONIC, ns: what all times but those of manual states are of.
+    pub written_ns: u64,
+    /// Which start of the machine that clock is of.
+    pub boot: String,
+    /// Breakers that were not quiet.
+    pub breakers: Vec<Kept>,
+    /// Manual states.
+    pub manual: Vec<Manual>,
+}
+
+/// A breaker and its windows.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Kept {
+    /// Address and port.
+    pub destination: String,
+    /// Path of the control group.
+    pub workload: String,
+    /// Inode of the network namespace.
+    pub netns: u32,
+    /// Its cookie: inodes are used again.
+    pub netns_cookie: u64,
+    /// The last process that connected: the likeliest way into the namespace.
+    pub pid: u32,
+    /// The last calls: connects, exchanges.
+    pub calls: [Calls; 2],
+    /// The breaker.
+    pub breaker: Breaker,
+}
+
+/// The last calls in a window.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Calls {
+    /// Number of the last one.
+    pub last: u64,
+    /// As they lie in the window ([`agent_common::window::encode`]), the last one last.
+    pub entries: Vec<u32>,
+}
+
+/// [`Saved`], in the words of the interface.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+#[expect(missing_docs, reason = "each is a field of `Saved`")]
+pub struct Breaker {
+    pub state: State,
+    pub since_ns: u64,
+    pub reason: Reason,
+    pub generation: u32,
+    pub until_ns: u64,
+    pub cooldown_ns: u64,
+    pub healthy_since_ns: u64,
+    pub misled: u32,
+    pub distrust_until_ns: u64,
+    pub outage_since_ns: u64,
+    pub floor_seqs: [u64; 2],
+    pub floor_at_ns: u64,
+}
+
+impl From<&Saved> for Breaker {
+    fn from(saved: &Saved) -> Self {
+        Self {
+            state: super::super::view::state(saved.state),
+            since_ns: saved.since.0,
+            reason: super::super::view::reason(saved.reason),
+            generation: saved.generation,
+            until_ns: saved.until.0,
+            cooldown_ns: saved.cooldown.0,
+            healthy_since_ns: saved.healthy_since.0,
+            misled: saved.misled,
+            distrust_until_ns: saved.distrust_until.0,
+            outage_since_ns: saved.outage_since.0,
+            floor_seqs: saved.floor_seqs,
+            floor_at_ns: saved.floor_at.0,
+        }
+    }
+}
+
+impl From<&Breaker> for Saved {
+    fn from(kept: &Breaker) -> Self {
+        Self {
+            state: match kept.state {
+                State::Open => core::State::Open,
+                State::HalfOpen => core::State::HalfOpen,
+                State::Closed | State::ForcedOpen | State::ForcedClosed => core::State::Closed,
+            },
+            since: Nanos(kept.since_ns),
+            reason: core::Reason {
+                window: match kept.reason.window {
+                    Window::Connects => core::WindowKind::Connects,
+                    Window::Exchanges => core::WindowKind::Exchanges,
+                    Window::None => core::WindowKind::None,
+                },
+                kind: match kept.reason.kind {
+                    ReasonKind::FailureRate => core::ReasonKind::FailureRate,
+                    ReasonKind::ConsecutiveFailures => core::ReasonKind::ConsecutiveFailures,
+                    ReasonKind::SlowCallRate => core::ReasonKind::SlowCallRate,
+                    ReasonKind::ProbeFailed => core::ReasonKind::ProbeFailed,
+                    ReasonKind::Manual => core::ReasonKind::Manual,
+                    ReasonKind::None => core::ReasonKind::None,
+                },
+                value: kept.reason.value,
+                threshold: kept.reason.threshold,
+            },
+            generation: kept.generation,
+            until: Nanos(kept.until_ns),
+            cooldown: Nanos(kept.cooldown_ns),
+            healthy_since: Nanos(kept.healthy_since_ns),
+            misled: kept.misled,
+            distrust_until: Nanos(kept.distrust_until_ns),
+            outage_since: Nanos(kept.outage_since_ns),
+            floor_seqs: kept.floor_seqs,
+            floor_at: Nanos(kept.floor_at_ns),
+        }
+    }
+}
+
+/// A manual state.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Manual {
+    /// Address and port.
+    pub destination: String,
+    /// For whom; `None`: all.
+    pub workload: Option<String>,
+    /// Refused, or held closed.
+    pub trip: bool,
+    /// When it was asked for.
+    pub since: Timestamp,
+    /// When it ends by itself.
+    pub until: Timestamp,
+    /// Who asked for it.
+    pub by: String,
+}
+
+impl Document {
+    /// An empty one of now.
+    pub fn new(now: Nanos) -> Self {
+        Self {
+            version: VERSION,
+            written: Timestamp::now(),
+            written_ns: now.0,
+            boot: boot(),
+            ..Self::default()
+        }
+    }
+
+    /// Whether there is anything in it.
+    pub fn is_empty(&self) -> bool {
+        self.breakers.is_empty() && self.manual.is_empty()
+    }
+}
+
+/// Whether a document's clock is that of now: the machine has not been started anew since.
+pub fn is_of_this_boot(of: &str) -> bool {
+    !of.is_empty() && of == boot()
+}
+
+/// Names the start of the machine; empty where the kernel does not tell.
+fn boot() -> String {
+    fs::read_to_string("/proc/sys/kernel/random/boot_id")
+        .map(|text| text.trim().to_owned())
+        .unwrap_or_default()
+}
+
+/// Where it lies.
+pub fn path(state_dir: &Path) -> PathBuf {
+    state_dir.join("state.json")
+}
+
+/// Reads the file of the agent before; `None` where there is none that can be used. One that is
+/// damaged, of another form or too large is set aside with a warning, beside the one that will be
+/// written.
+///
+/// # Errors
+/// When it is there and cannot be read or set aside.
+pub fn read(path: &Path) -> Result<Option<Document>> {
+    let file = match fs::File::open(path) {
+        Ok(file) => file,
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
+        Err(error) => return Err(error).with_context(|| format!("open {}", path.display())),
+    };
+    let mut bytes = Vec::new();
+    file.take(LARGEST + 1)
+        .read_to_end(&mut bytes)
+        .with_context(|| format!("read {}", path.display()))?;
+    match parse(&bytes) {
+        Ok(document) => Ok(Some(document)),
+        Err(error) => {
+            let aside = path.with_extension("json.damaged");
+            tracing::warn!(
+                "{}: {error:#}; set aside as {}, breakers and manual states start from nothing",
+                path.display(),
+                aside.display()
+            );
+            fs::rename(path, &aside).with_context(|| format!("set {} aside", path.display()))?;
+            Ok(None)
+        }
+    }
+}
+
+fn parse(bytes: &[u8]) -> Result<Document> {
+    #[derive(Deserialize)]
+    struct Form {
+        version: u32,
+    }
+    ensure!(
+        bytes.len() as u64 <= LARGEST,
+        "larger than {} MiB, which no state of this agent is",
+        LARGEST >> 20
+    );
+    let Form { version } = serde_json::from_slice(bytes).context("not a state of an agent")?;
+    ensure!(
+        version == VERSION,
+        "form {version}, where this agent knows form {VERSION}"
+    );
+    serde_json::from_slice(bytes).context("not a state of an agent")
+}
+
+/// Writes it whole: a crash at any moment leaves the old file or the new one.
+///
+/// # Errors
+/// When it cannot be written; the old one is still there then.
+pub fn write(path: &Path, document: &Document) -> Result<()> {
+    replace(path, |file| {
+        let mut buffer = BufWriter::new(file);
+        serde_json::to_writer(&mut buffer, document)?;
+        buffer.flush()
+    })
+    .with_context(|| format!("write {}", path.display()))
+}
+
+/// Replaces a file by what `fill` writes, under another name first.
+///
+/// # Errors
+/// When that fails; the old file is untouched then.
+pub fn replace(
+    path: &Path,
+    fill: impl FnOnce(&mut fs::File) -> std::io::Result<()>,
+) -> std::io::Result<()> {
+    let fresh = path.with_extension("json.new");
+    let mut file = fs::File::create(&fresh)?;
+    fill(&mut file)?;
+    file.sync_all()?;
+    fs::rename(&fresh, path)
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn full() -> Document {
+        let breaker = Breaker {
+            state: State::Open,
+            since_ns: 1,
+            reason: Reason {
+                window: Window::Connects,
+                kind: ReasonKind::FailureRate,
+                value: 0.6,
+                threshold: 0.5,
+            },
+            generation: 3,
+            until_ns: u64::MAX,
+            cooldown_ns: 60_000_000_000,
+            healthy_since_ns: 0,
+            misled: 2,
+            distrust_until_ns: 7,
+            outage_since_ns: 1,
+            floor_seqs: [4, 5],
+            floor_at_ns: 6,
+        };
+        let calls = Calls {
+            last: 9,
+            entries: vec![u32::MAX; 3],
+        };
+        let kept = Kept {
+            destination: "10.0.0.5:5432".to_owned(),
+            workload: "system.slice/billing.service".to_owned(),
+            netns: 4_026_531_840,
+            netns_cookie: 1,
+            pid: 7,
+            calls: [calls, Calls::default()],
+            breaker,
+        };
+        let manual = Manual {
+            destination: "[::1]:80".to_owned(),
+            workload: None,
+            trip: true,
+            since: Timestamp::from_unix_ms(1),
+            until: Timestamp::from_unix_ms(2),
+            by: "uid 0, pid 3".to_owned(),
+        };
+        Document {
+            breakers: vec![kept],
+            manual: vec![manual],
+            ..Document::new(Nanos(5))
+        }
+    }
+
+    #[test]
+    fn what_is_written_is_read() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = path(dir.path());
+        assert_eq!(read(&path).unwrap(), None);
+        for document in [full(), Document::new(Nanos(6)), full()] {
+            write(&path, &document).unwrap();
+            assert_eq!(read(&path).unwrap(), Some(document));
+        }
+        // Nothing else is left lying about.
+        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1);
+        assert!(is_of_this_boot(&full().boot) && !full().is_empty());
+        assert!(!is_of_this_boot(""));
+    }
+
+    #[test]
+    fn words_of_the_core_survive() {
+        let breaker = full().breakers[0].breaker;
+        assert_eq!(Breaker::from(&Saved::from(&breaker)), breaker);
+    }
+
+    #[test]
+    fn what_is_not_ours_is_set_aside() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = path(dir.path());
+        let good = serde_json::to_string(&full()).unwrap();
+        let bad = [
+            String::new(),
+            "{half".to_owned(),
+            "[]".to_owned(),
+            "{\"version\":1}".to_owned(),
+            good.replace("\"version\":1", "\"version\":2"),
+            good.replace("\"pid\":7", "\"pid\":-7"),
+            good.replace("\"pid\":7", "\"pid\":7,\"more\":1"),
+            good[..good.len() - 1].to_owned(),
+            format!("{good}{good}"),
+            " ".repeat(LARGEST as usize + 1),
+        ];
+        for text in bad {
+            fs::write(&path, &text).unwrap();
+            assert_eq!(read(&path).unwrap(), None, "{:.80}", text);
+            assert!(!path.exists());
+            let aside = path.with_extension("json.damaged");
+            assert_eq!(fs::read(&aside).unwrap(), text.as_bytes());
+        }
+    }
+
+    #[test]
+    fn a_write_that_fails_leaves_the_old_file() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = path(dir.path());
+        let document = full();
+        write(&path, &document).unwrap();
+        // The name for the fresh one is taken by a directory.
+        fs::create_dir(path.with_extension("json.new")).unwrap();
+        assert!(write(&path, &Document::new(Nanos(1))).is_err());
+        assert_eq!(read(&path).unwrap(), Some(document));
+    }
+
+    #[test]
+    fn the_largest_is_within_the_bound() {
+        let mut document = full();
+        let kept = &mut document.breakers[0];
+        for calls in &mut kept.calls {
+            calls.last = u64::MAX;
+            calls.entries = vec![u32::MAX; agent_common::window::SLOTS];
+        }
+        // A path may have 4,095 bytes; most have far less than the 512 that are reckoned with here.
+        kept.workload = "w".repeat(512);
+        let one = serde_json::to_vec(&document).unwrap().len() as u64;
+        assert!(one * MOST_BREAKERS as u64 <= LARGEST, "{one}");
+    }
+
+    proptest! {
+        #[test]
+        fn bytes_of_any_kind_do_no_harm(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
+            let _ = parse(&bytes);
+        }
+    }
+}

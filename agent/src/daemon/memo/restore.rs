@@ -1,0 +1,281 @@
+//! The way back: rows for the breakers of the agent before, made before anything is attached, so that
+//! the very first connect meets them.
+//!
+//! A breaker is for a control group (by its path), a network namespace and a destination. It is
+//! dropped where one of them is gone, or has become somebody else's: the namespace must have the same
+//! cookie. It is dropped, too, when the machine was started anew, or when no agent ran for
+//! [`TOO_OLD`]. What is restored open is confirmed by a dial of the agent.
+
+use std::{
+    collections::{HashMap, HashSet},
+    os::unix::fs::MetadataExt as _,
+    path::{Path, PathBuf},
+    sync::Arc,
+};
+
+use agent_common::{
+    Row, Verdict,
+    row::ROW_PROTECTED,
+    window::{SLOTS, decode},
+};
+use anyhow::Result;
+use tokio::sync::oneshot;
+
+use super::file::{Calls, Document, Kept, Manual, is_of_this_boot};
+use crate::{
+    control::api::{FOR_MAX, Timestamp, check_workload},
+    core::{Nanos, Saved, WindowKind},
+    daemon::{
+        node::Standing,
+        plan::Plan,
+        reactor::{Command, Commander},
+    },
+    kernel::{Kernel, clock},
+    policy::{Destination, DestinationArg},
+    sockets::namespace::{Namespaces, Place, netns_cookie_here},
+};
+
+/// What was true so long ago is not worth a refusal. Longer than the cooldown of most.
+const TOO_OLD: Nanos = Nanos::from_secs(600);
+
+/// What came back.
+#[derive(Default)]
+pub struct Restored {
+    /// Manual states in force.
+    pub standing: Vec<Standing>,
+    /// Breakers that are not closed.
+    pub open: usize,
+    /// Rows in all.
+    pub rows: usize,
+}
+
+impl Restored {
+    /// In a few words; `None`: nothing came back.
+    pub fn said(&self) -> Option<String> {
+        if self.rows == 0 && self.standing.is_empty() {
+            return None;
+        }
+        Some(format!(
+            "came back from the agent before: {} breakers, {} of them not closed; {} manual states",
+            self.rows,
+            self.open,
+            self.standing.len()
+        ))
+    }
+}
+
+/// What rows are made of and where.
+pub struct Ground<'a> {
+    /// The kernel's maps.
+    pub kernel: &'a mut Kernel,
+    /// The configuration in force.
+    pub plan: &'a Arc<Plan>,
+    /// Where the cgroup v2 hierarchy is mounted.
+    pub mount: &'a Path,
+    /// What is watched.
+    pub cgroups: &'a [PathBuf],
+    /// The event thread.
+    pub commander: &'a Commander,
+}
+
+/// Restores what still holds.
+pub async fn restore(document: Document, ground: Ground<'_>) -> Restored {
+    let now = clock::now();
+    let Ground {
+        kernel,
+        plan,
+        mount,
+        cgroups,
+        commander,
+    } = ground;
+    let mut restored = Restored::default();
+    for manual in document.manual {
+        match standing(manual, now, plan, kernel) {
+            Ok(standing) => restored.standing.extend(standing),
+            Err(error) => tracing::warn!("a manual state does not come back: {error:#}"),
+        }
+    }
+    let age = now - Nanos(document.written_ns);
+    let boot = document.boot.clone();
+    if !document.breakers.is_empty() && (!is_of_this_boot(&boot) || age > TOO_OLD) {
+        tracing::info!(
+            "breakers of the agent before are not restored: they were last written down {}",
+            document.written
+        );
+        return restored;
+    }
+    let table = kernel.table();
+    let canonical = |path: &Path| path.canonicalize().unwrap_or_else(|_| path.to_owned());
+    let mount = canonical(mount);
+    let cgroups: Vec<PathBuf> = cgroups.iter().map(|path| canonical(path)).collect();
+    let cookies = cookies(&document.breakers);
+    // Room is left for destinations to come: from 90 % on, rows are given up.
+    let room = (table.len() - 1) as usize * 3 / 4;
+    let mut breakers = Vec::new();
+    let mut orders = Vec::new();
+    for kept in document.breakers.iter().take(room) {
+        let made = row(kept, &cookies, &mount, &cgroups, plan, now)
+            .and_then(|(row, destination)| Some((kernel.make_row(row)?, destination)));
+        let Some((id, destination)) = made else {
+            continue;
+        };
+        let mut saved = Saved::from(&kept.breaker);
+        for (place, kind) in [WindowKind::Connects, WindowKind::Exchanges]
+            .into_iter()
+            .enumerate()
+        {
+            let calls = sane(&kept.calls[place]);
+            table.put_calls(
+                id.index,
+                kind,
+                calls.last,
+                &calls.entries,
+                failed(&calls, now),
+            );
+            // A floor above the last call would hide those to come.
+            saved.floor_seqs[place] = saved.floor_seqs[place].min(calls.last);
+        }
+        let manual = restored
+            .standing
+            .iter()
+            .rev()
+            .find(|standing| standing.is_for(&destination, &kept.workload));
+        if let Some(manual) = manual {
+            orders.push((id, manual.order()));
+        }
+        breakers.push((id, saved));
+    }
+    restored.rows = breakers.len();
+    let (reply, answer) = oneshot::channel();
+    commander.send(Command::Restore(breakers, reply));
+    restored.open = answer.await.unwrap_or(0);
+    for (id, order) in orders {
+        commander.send(Command::Manual(vec![id], order));
+    }
+    restored
+}
+
+/// A manual state whose time is not over.
+fn standing(
+    manual: Manual,
+    now: Nanos,
+    plan: &Plan,
+    kernel: &mut Kernel,
+) -> Result<Option<Standing>> {
+    let left = Timestamp::now().until(manual.until).min(FOR_MAX);
+    let destination: Destination = manual.destination.parse()?;
+    let guard = plan
+        .config
+        .resolve(&destination, manual.workload.as_deref(), None);
+    if left.is_zero() || guard.protected {
+        return Ok(None);
+    }
+    let standing = Standing {
+        destination: DestinationArg::Address(destination),
+        workload: manual.workload,
+        trip: manual.trip,
+        until: now + Nanos(u64::try_from(left.as_nanos()).unwrap_or(u64::MAX)),
+        since: manual.since,
+        ends: manual.until,
+        by: manual.by,
+    };
+    if standing.workload.is_none() {
+        let errno = plan.breakers[guard.policy].errno;
+        let state = (standing.verdict(errno), standing.until);
+        kernel.set_manual(&destination.to_manual_key(), Some(state))?;
+    }
+    Ok(Some(standing))
+}
+
+/// The row for a breaker; `None` where what it was for is no more, or is protected now.
+fn row(
+    kept: &Kept,
+    cookies: &HashMap<u32, u64>,
+    mount: &Path,
+    cgroups: &[PathBuf],
+    plan: &Plan,
+    now: Nanos,
+) -> Option<(Row, Destination)> {
+    if cookies.get(&kept.netns) != Some(&kept.netns_cookie) {
+        return None;
+    }
+    check_workload(&kept.workload).ok()?;
+    let group = match kept.workload.as_str() {
+        "/" => mount.to_owned(),
+        below => mount.join(below),
+    };
+    if !cgroups.iter().any(|watched| group.starts_with(watched)) {
+        return None;
+    }
+    let group = std::fs::metadata(group)
+        .ok()
+        .filter(|group| group.is_dir())?;
+    let destination: Destination = kept.destination.parse().ok()?;
+    let settings = plan.settings_for(&destination, &kept.workload);
+    if settings.flags & ROW_PROTECTED != 0 {
+        return None;
+    }
+    let row = Row {
+        key: destination.to_key(group.ino(), kept.netns_cookie),
+        netns_inode: kept.netns,
+        created_ns: now.0,
+        verdict: Verdict {
+            generation: kept.breaker.generation,
+            ..Verdict::default()
+        }
+        .pack(),
+        settings,
+        last_connect_ns: now.0,
+        last_pid: kept.pid,
+        ..bytemuck::Zeroable::zeroed()
+    };
+    Some((row, destination))
+}
+
+/// Calls as a window can hold them.
+fn sane(calls: &Calls) -> Calls {
+    /// No row comes near it.
+    const MOST: u64 = 1 << 48;
+    let count = calls.entries.len() as u64;
+    if count > calls.last || calls.entries.len() > SLOTS || calls.last > MOST {
+        return Calls::default();
+    }
+    calls.clone()
+}
+
+fn failed(calls: &Calls, now: Nanos) -> u64 {
+    let seqs = (1..=calls.last).rev();
+    let decoded = seqs.zip(calls.entries.iter().rev());
+    decoded
+        .filter(|(seq, entry)| decode(**entry, *seq, now.0).is_some_and(|call| call.failed))
+        .count() as u64
+}
+
+/// The cookie that each namespace has now. On a thread of its own, because entering concerns a thread.
+fn cookies(breakers: &[Kept]) -> HashMap<u32, u64> {
+    let look = || {
+        let mut namespaces = Namespaces::default();
+        let mut cookies = HashMap::new();
+        let mut gone = HashSet::new();
+        for kept in breakers {
+            let inode = kept.netns;
+            if cookies.contains_key(&inode) || gone.contains(&inode) {
+                continue;
+            }
+            let place = Place {
+                inode,
+                pids: &[kept.pid],
+            };
+            match namespaces.within(place, netns_cookie_here) {
+                Ok(Some(cookie)) => {
+                    cookies.insert(inode, cookie);
+                }
+                Ok(None) | Err(_) => {
+                    gone.insert(inode);
+                }
+            }
+        }
+        cookies
+    };
+    std::thread::scope(|scope| scope.spawn(look).join().unwrap_or_default())
+}
