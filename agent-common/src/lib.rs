@@ -1,7 +1,7 @@
 //! The binary interface (ABI) between the kernel programs (`agent-ebpf`) and the agent (`agent`).
 //!
 //! Nothing else lives here, except arithmetic that both sides must do alike (the call window, the
-//! latency buckets, the retry budget), so that the code that runs in the kernel is property-tested natively.
+//! latency buckets, the retry budget, the pace of a program), so that the code that runs in the kernel is property-tested natively.
 //!
 //! Rules for every shared type: `repr(C)`, fixed-width integers, no `bool`, `enum`, `Option` or
 //! implicit padding, [`bytemuck::Pod`], and a compile-time check of size and offsets. A number in
@@ -17,6 +17,7 @@ pub mod event;
 pub mod histogram;
 pub mod key;
 pub mod lent;
+pub mod pace;
 pub mod ramp;
 pub mod retry;
 pub mod row;

@@ -141,7 +141,8 @@ impl Counts for Counted {
 pub struct Task {
     /// Packed task and row ([`owner`]); 0: nobody.
     pub owner: u64,
-    /// When it last closed a connection to the destination, or connected (CLOCK_MONOTONIC, ns).
+    /// When it last closed a connection to the destination, or connected (CLOCK_MONOTONIC, ns); 0: not
+    /// known.
     pub last_ns: u64,
     /// Of the connection that failed: its operation ([`pack_operation`]).
     pub operation: u64,
@@ -155,42 +156,22 @@ pub struct Task {
     pub generation: u32,
     /// Answers of the destination to anybody until then.
     pub answers: u32,
-    /// Shortest pause after a good call in this run of [`RUN`] pauses, ns; [`UNKNOWN`]: none yet.
-    pub shortest_ns: u32,
-    /// Pauses in this run.
-    pub pauses: u32,
     /// Pause before the last retry of the operation, ns, also of a refused one; 0: there was none.
     pub retried_ns: u32,
+    /// Connections that it has opened while it was watched, and has not closed.
+    pub open: u32,
+    /// Not 0 once it was seen to have had a good call, or several calls at once: without a pace to compare
+    /// with, nothing that it does is taken for a retry.
+    pub in_doubt: u32,
 }
 
-layout!(Task, size 56, owner at 0, operation at 16, ended at 28, pauses at 48);
+layout!(Task, size 56, owner at 0, operation at 16, ended at 28, open at 48);
 
 /// Places of tasks; a power of two.
 pub const TASK_SLOTS: u32 = 8192;
 
-/// How soon a process connects to a row again after a good call: the shortest pause of any of its
-/// tasks. Approximate as [`Task`].
-#[derive(Clone, Copy, Debug, Pod, Zeroable)]
-#[repr(C)]
-pub struct Pace {
-    /// Packed process and row ([`owner`]); 0: nobody.
-    pub owner: u64,
-    /// Shortest pause, ns, since the last run of one of its tasks ended.
-    pub shortest_ns: u32,
-    /// Shortest pause until then, back to the end of the run before: so it is forgotten in time.
-    pub before_ns: u32,
-}
-
-layout!(Pace, size 16, owner at 0, shortest_ns at 8);
-
-/// Places of paces; a power of two.
-pub const PACE_SLOTS: u32 = 4096;
-
-/// No pause is known; longer ones than this (4.3 s) count as a little less.
-pub const UNKNOWN: u32 = u32::MAX;
-
-/// Pauses after which a task looks for the shortest one anew.
-pub const RUN: u32 = 64;
+/// Longest pause that is remembered (4.3 s); longer ones count as this.
+const LONGEST: u32 = u32::MAX;
 
 /// The connection ended well, or nothing is known of it that a retry could be for.
 pub const ENDED_WELL: u32 = 0;
@@ -213,11 +194,15 @@ pub const fn place(owner: u64, slots: u32) -> u32 {
     (mixed >> 48) as u32 & (slots - 1)
 }
 
-/// An operation as an attempt carries it: when its first attempt began, us (48 bits), its number in the
-/// chain, and its number since the destination was last seen to answer (each from 1, and at most 255).
+/// An operation as an attempt carries it: when its first attempt began ([`operation_time`], 48 bits), its
+/// number in the chain, and its number since the destination was last seen to answer (each from 1, and
+/// at most 255).
 #[inline(always)]
-pub fn pack_operation(first_us: u64, number: u32, since: u32) -> u64 {
-    (first_us << 16) | (u64::from(number.min(255)) << 8) | u64::from(since.min(255))
+pub const fn pack_operation(first: u64, number: u32, since: u32) -> u64 {
+    const MOST: u32 = 255;
+    let number = if number > MOST { MOST } else { number };
+    let since = if since > MOST { MOST } else { since };
+    (first << 16) | ((number as u64) << 8) | since as u64
 }
 
 /// First attempt, number and number since an answer, from [`pack_operation`].
@@ -226,56 +211,80 @@ pub const fn unpack_operation(word: u64) -> (u64, u32, u32) {
     (word >> 16, (word >> 8) as u32 & 0xff, word as u32 & 0xff)
 }
 
+/// A time as an operation carries it: units of 1,024 ns.
+#[inline(always)]
+pub const fn operation_time(now_ns: u64) -> u64 {
+    now_ns >> 10
+}
+
+/// The first attempt of an operation.
+#[inline(always)]
+pub const fn fresh(now_ns: u64) -> u64 {
+    pack_operation(operation_time(now_ns), 1, 1)
+}
+
+/// Time since an operation's first attempt, ns.
+#[inline(always)]
+pub const fn age_ns(first: u64, now_ns: u64) -> u64 {
+    now_ns.saturating_sub(first << 10)
+}
+
+/// A time as rows remember it: units of 2^20 ns (1.05 ms). Wraps after 52 days.
+#[inline(always)]
+pub const fn tick(now_ns: u64) -> u32 {
+    (now_ns >> 20) as u32
+}
+
+/// Whether a time of [`tick`] is yet to come. (One that is older than 26 days seems to be, and then a few
+/// connects are looked at for nothing.)
+#[inline(always)]
+pub const fn is_to_come(tick: u32, now: u32) -> bool {
+    tick.wrapping_sub(now) as i32 > 0
+}
+
+/// Connects that come further apart are all looked at, ns: what it costs does not matter then.
+pub const SELDOM_NS: u64 = 1 << 22;
+
+/// While nothing fails, the pace of quicker programs is learnt in one part of time in 32 (of 134 ms each).
+#[inline(always)]
+pub const fn is_sample(now_ns: u64) -> bool {
+    (now_ns >> 27) & 31 == 0
+}
+
+/// A pause after a good call is looked for this long, in units of [`tick`] (134 ms).
+pub const SAMPLE_TICKS: u32 = 128;
+
+/// Connects that come in different parts of time (of 1.07 s) than the one before are looked at, so that
+/// the budget knows the attempts of its window.
+#[inline(always)]
+pub const fn is_new_second(now_ns: u64, before_ns: u64) -> bool {
+    now_ns >> 30 != before_ns >> 30
+}
+
 /// A pause as it is remembered.
 #[inline(always)]
 pub const fn pause(ns: u64) -> u32 {
-    if ns >= UNKNOWN as u64 {
-        UNKNOWN - 1
+    if ns >= LONGEST as u64 {
+        LONGEST
     } else {
         ns as u32
     }
 }
 
-/// How soon is too soon for a fresh call, ns, given the shortest pauses of a process after good calls: in
-/// this run and in the one before ([`UNKNOWN`]: not known, as the result then is).
-///
-/// Half of the shortest: what a program does after a failure may take it a little less time than what it
-/// does after a good call. And the shortest of some hundred pauses is undercut now and then; half of it,
-/// by a program that connects at random times, in one of 200 calls that follow a failure. A quarter while
-/// few pauses are known.
+/// Whether a program whose pace is not known does what a retry would, given the pause before the retry
+/// before this one (0: there was none). Where the pause is far longer, it has done something else
+/// meanwhile.
 #[inline(always)]
-pub const fn too_soon(shortest_ns: u32, before_ns: u32) -> u32 {
-    if before_ns == UNKNOWN {
-        if shortest_ns == UNKNOWN {
-            UNKNOWN
-        } else {
-            shortest_ns / 4
-        }
-    } else if shortest_ns < before_ns {
-        shortest_ns / 2
-    } else {
-        before_ns / 2
-    }
-}
-
-/// Whether a connect so long after the task has closed a failed connection is a retry of it, given what is
-/// [`too_soon`], and the pause before the retry before this one (0: there was none).
-///
-/// Without any good call to compare with, it is a retry, unless the pause is far longer than the one
-/// before: then the program has done something else meanwhile.
-#[inline(always)]
-pub const fn is_soon(pause_ns: u64, too_soon_ns: u32, retried_ns: u32) -> bool {
+pub const fn is_in_time(pause_ns: u64, retried_ns: u32) -> bool {
     const LONG_NS: u64 = 100_000_000;
     const FAR_LONGER: u64 = 16;
-    if too_soon_ns != UNKNOWN {
-        return pause_ns < too_soon_ns as u64;
-    }
     retried_ns == 0 || pause_ns < LONG_NS || pause_ns < retried_ns as u64 * FAR_LONGER
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::pace::PACE_SLOTS;
     use proptest::prelude::*;
 
     proptest! {
@@ -292,20 +301,17 @@ mod tests {
         }
 
         #[test]
-        fn never_soon_at_its_own_pace(pause_ns: u64, retried_ns: u32) {
-            let own = pause(pause_ns);
-            for (shortest, before) in [(own, UNKNOWN), (own, own), (UNKNOWN, own)] {
-                prop_assert!(!is_soon(pause_ns, too_soon(shortest, before), retried_ns));
-            }
-            prop_assert_eq!(too_soon(UNKNOWN, UNKNOWN), UNKNOWN);
-            prop_assert!(is_soon(pause_ns, UNKNOWN, 0));
+        fn times_to_come(now: u32, ahead in 1_u32..1 << 30) {
+            prop_assert!(is_to_come(now.wrapping_add(ahead), now));
+            prop_assert!(!is_to_come(now.wrapping_sub(ahead), now));
+            prop_assert!(!is_to_come(now, now));
         }
 
         /// Waits that grow as those of most programs do are one operation's.
         #[test]
         fn growing_waits_are_soon(wait_ms in 1_u64..1_000, factor in 1_u64..10, n in 1_u32..5) {
             let wait = |n| wait_ms * factor.pow(n) * 1_000_000;
-            prop_assert!(is_soon(wait(n), UNKNOWN, pause(wait(n - 1))) || wait(n - 1) >= 1 << 32);
+            prop_assert!(is_in_time(wait(n), pause(wait(n - 1))) || wait(n - 1) >= 1 << 32);
         }
     }
 

@@ -16,6 +16,8 @@ pub const OTHER_ROW: u32 = 0;
 pub const ROW_PROTECTED: u32 = 1;
 /// Belongs to the agent's own self-test; not shown to anybody.
 pub const ROW_CANARY: u32 = 1 << 1;
+/// Retries are told from fresh calls: the policy has a limit or a budget for them.
+pub const ROW_RETRIES: u32 = 1 << 2;
 
 /// Settings of a policy as the kernel needs them. Copied into a row at its creation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
@@ -93,8 +95,9 @@ pub struct Row {
     pub last_connect_ns: u64,
     /// Process (thread group) of the last `connect()`.
     pub last_pid: u32,
-    /// Lengths and number of the session tickets of TLS 1.3 ([`crate::tls::received`]).
-    pub ticket_lengths: u32,
+    /// Until when connects are looked at as possible retries, in units of 2^20 ns
+    /// ([`crate::retry::tick`]); 0: not. Something has failed, or the pace of a program is being learnt.
+    pub retry_watch: u32,
     /// Failed calls among `connect_calls`.
     pub connect_failures: u64,
 
@@ -126,7 +129,9 @@ pub struct Row {
     /// Connects that observe mode let live beyond the connect timeout.
     pub would_timeout: u64,
     /// Outcomes that came after the verdict had changed; counted, but not in the window.
-    pub late: u64,
+    pub late: u32,
+    /// Lengths and number of the session tickets of TLS 1.3 ([`crate::tls::received`]).
+    pub ticket_lengths: u32,
     /// When the last `rejected` event was sent (CLOCK_MONOTONIC, ns).
     pub last_reject_event_ns: u64,
     /// Longest latency of an established connect, us.

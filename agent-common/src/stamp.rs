@@ -85,7 +85,10 @@ pub struct Stamp {
     /// One of the `ENDED_` constants: what the last answer said, or how it ended.
     pub ended: u32,
     /// 1 once the program has closed the socket: what is left of the connection is the kernel's.
-    pub released: u32,
+    pub released: u16,
+    /// 1 if the last answer was longer than a segment, so that its end is not known. Written by the
+    /// ingress hook.
+    pub is_long: u16,
 }
 
 layout!(
@@ -128,6 +131,7 @@ impl Stamp {
         operation: 0,
         ended: 0,
         released: 0,
+        is_long: 0,
     };
 
     /// Whether an answer is owed on an open connection: the number of the exchange under way and
@@ -267,6 +271,8 @@ pub const STAMP_OBSERVED: u32 = 1 << 4;
 pub const STAMP_UNJUDGED: u32 = 1 << 5;
 /// The program has said that it sends no more, and still waits for an answer.
 pub const STAMP_HALF_CLOSED: u32 = 1 << 7;
+/// The connect was looked at as a possible retry, and so is what becomes of it.
+pub const STAMP_WATCHED: u32 = 1 << 8;
 /// Keepalive was switched on by us.
 pub const STAMP_KEEPALIVE: u32 = 1 << 9;
 /// The probe ends with the first exchange, not with the connect.

@@ -5,16 +5,16 @@ use agent_common::{
     event::{EVENT_RETRY_BUDGET, EVENT_RETRY_LIMIT, EVENT_WOULD},
     key::mapped,
     ramp,
-    retry::ENDED_WELL,
-    row::ROW_PROTECTED,
+    retry::{self, ENDED_WELL},
+    row::{OTHER_ROW, ROW_PROTECTED, ROW_RETRIES},
     stamp::{
         PHASE_ENDED, PHASE_IDLE, PHASE_OPEN, PHASE_STAMPED, STAMP_OBSERVED, STAMP_PROBE,
-        STAMP_PROBE_BY_EXCHANGE, STAMP_UNJUDGED,
+        STAMP_PROBE_BY_EXCHANGE, STAMP_UNJUDGED, STAMP_WATCHED,
     },
     syn::first_timeout_ticks,
     verdict::{
-        STATE_CLOSED, STATE_FORCED_CLOSED, STATE_FORCED_OPEN, STATE_HALF_OPEN, STATE_OPEN, STATE_RAMP,
-        VERDICT_PROBE_BY_EXCHANGE,
+        STATE_CLOSED, STATE_FORCED_CLOSED, STATE_FORCED_OPEN, STATE_HALF_OPEN, STATE_OPEN,
+        STATE_RAMP, VERDICT_PROBE_BY_EXCHANGE,
     },
 };
 use aya_ebpf::{
@@ -33,8 +33,9 @@ use crate::{
     atomics, events,
     exchange::{self, Change},
     kernel::TcpSocket,
+    opaque::{hidden, hidden64},
     outcome, probes,
-    retries::{self, Connect, OVER_BUDGET, OVER_LIMIT},
+    retries::{self, OVER_BUDGET, OVER_LIMIT},
     rows,
     stamps::{self, Found},
     user_timeout,
@@ -83,17 +84,19 @@ pub fn connect6(ctx: SockAddrContext) -> i32 {
     if protocol != IPPROTO_TCP || family != AF_INET6 {
         return ALLOW;
     }
-    let is_mapped = words[0] == 0 && words[1] == 0 && words[2] == 0xffff_u32.to_be();
-    if is_mapped {
-        return judge(&ctx, mapped(usable4(words[3].to_ne_bytes())), 0);
-    }
     let mut addr = [0u8; 16];
-    let unspecified = words[0] | words[1] | words[2] | words[3] == 0;
-    let last = if unspecified { 1_u32.to_be() } else { words[3] };
     addr[0..4].copy_from_slice(&words[0].to_ne_bytes());
     addr[4..8].copy_from_slice(&words[1].to_ne_bytes());
     addr[8..12].copy_from_slice(&words[2].to_ne_bytes());
-    addr[12..16].copy_from_slice(&last.to_ne_bytes());
+    let mut last = words[3];
+    if words[0] | words[1] == 0 {
+        if words[2] == 0xffff_u32.to_be() {
+            last = u32::from_ne_bytes(usable4(last.to_ne_bytes()));
+        } else if words[2] | last == 0 {
+            last = 1_u32.to_be();
+        }
+    }
+    addr[12..16].copy_from_slice(&hidden(last).to_ne_bytes());
     // A link-local address means nothing without its interface; where the socket is not bound to
     // one yet, all interfaces share a row (the scope id of the address is not in the context).
     let link_local = addr[0] == 0xfe && addr[1] & 0xc0 == 0x80;
@@ -103,7 +106,7 @@ pub fn connect6(ctx: SockAddrContext) -> i32 {
     } else {
         0
     };
-    judge(&ctx, addr, ifindex)
+    judge(&ctx, addr, hidden(ifindex))
 }
 
 /// Connecting to 0.0.0.0 reaches this host (net/ipv4/route.c, `ip_route_output_key_hash_rcu`).
@@ -212,16 +215,23 @@ fn judge(ctx: &SockAddrContext, addr: [u8; 16], ifindex: u32) -> i32 {
                 }
             }
         }
+        // From here on the verifier need not know which way it came.
+        let acting = hidden(u32::from(acting)) != 0;
+        let mut flags = hidden(flags);
         // A probe is wanted, and an operator's word is the last.
         let may_refuse = acting && flags & STAMP_PROBE == 0 && verdict.state != STATE_FORCED_CLOSED;
-        let connect = Connect {
-            index,
-            before_ns,
-            now,
-            pid_tgid,
-            mode: if may_refuse { mode } else { Mode::OFF },
-        };
-        let mut operation = retries::judge(row, &connect);
+        let may_do = hidden(if may_refuse { mode } else { Mode::OFF });
+        let mut operation = retry::fresh(now);
+        let mut watched = 0;
+        if index == OTHER_ROW || (*row).settings.flags & ROW_RETRIES == 0 {
+            // Retries are not looked for.
+        } else if retries::is_watched(row, before_ns, now) {
+            watched = STAMP_WATCHED;
+            operation = retries::judge(row, index, now, pid_tgid, may_do);
+        } else if retry::is_sample(now) {
+            watched = STAMP_WATCHED;
+        }
+        flags |= hidden(watched);
         if operation <= OVER_BUDGET {
             let errno = retries::errno(row);
             let refusal = Refusal {
@@ -240,7 +250,7 @@ fn judge(ctx: &SockAddrContext, addr: [u8; 16], ifindex: u32) -> i32 {
                 refuse_with(errno);
                 return REFUSE;
             }
-            operation = retries::let_pass(index, pid_tgid as u32);
+            operation = hidden64(retries::let_pass(index, pid_tgid as u32));
         }
 
         let Some(found) = stamps::claim(cookie) else {

@@ -38,7 +38,7 @@ use crate::{
     atomics, begin, counted, events,
     opaque::hidden,
     outcome::{self, Window},
-    retry_after,
+    retries, retry_after,
     segment::{self, Segment},
     stamps, tls,
 };
@@ -225,6 +225,9 @@ unsafe fn out(ctx: &SkBuffContext, stamp: *mut Stamp, segment: Segment) {
         let Some(row) = outcome::unpinned_row_of(stamp) else {
             return;
         };
+        if number != 0 && retries::is_wanted(stamp, row, number, now) {
+            retries::kept(stamp, row, now);
+        }
         let verdict = Verdict::unpack(atomics::load(&raw const (*row).verdict));
         (*stamp).generation = verdict.generation;
         (*stamp).request_seq = begin_seq;
@@ -295,6 +298,7 @@ unsafe fn back(ctx: &SkBuffContext, stamp: *mut Stamp, segment: Segment) {
         let kind = kind_of_request(word);
         if number == answers {
             // The middle of an answer, or what nobody asked for: a push, a ticket, a greeting.
+            (*stamp).is_long = 1;
             if protocol == PROTOCOL_UNKNOWN && before == 0 {
                 greeted(ctx, stamp, &segment);
             } else if may_be_ticket(stamp, protocol) {
@@ -330,6 +334,7 @@ unsafe fn back(ctx: &SkBuffContext, stamp: *mut Stamp, segment: Segment) {
             return;
         }
         (*stamp).answered_ns = now;
+        (*stamp).is_long = 0;
         if kind == KIND_HANDSHAKE {
             if let Some(row) = outcome::row_of(stamp) {
                 let counted = counted(ctx, stamp, row);

@@ -10,7 +10,8 @@ use agent_common::{
     histogram::Histogram,
     key::ManualKey,
     lent::LENT_MOST,
-    retry::{PACE_SLOTS, Pace, TASK_SLOTS, Task},
+    pace::{PACE_SLOTS, Pace},
+    retry::{TASK_SLOTS, Task},
     stamp::{CONNECTION_SLOTS, COUNTED_MOST, SPILLED_MOST, Slot},
     window::Block,
 };
@@ -107,7 +108,7 @@ pub static RETRY_POLICIES: Array<RetrySettings> = Array::with_max_entries(1, BPF
 #[map]
 pub static TASKS: Array<Task> = Array::with_max_entries(TASK_SLOTS, 0);
 
-/// How soon processes call again, at the place that process and row name. Written by the kernel. 16
+/// How soon processes call again, at the place that process and row name. Written by the kernel. 40
 /// bytes an entry.
 #[map]
 pub static PACES: Array<Pace> = Array::with_max_entries(PACE_SLOTS, 0);

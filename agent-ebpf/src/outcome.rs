@@ -291,7 +291,7 @@ pub unsafe fn call(
         }
         let verdict = Verdict::unpack(atomics::load(&raw const (*row).verdict));
         if verdict.generation != (*stamp).generation {
-            atomics::add(&raw mut (*row).late, 1);
+            atomics::add32(&raw mut (*row).late, 1);
             return 0;
         }
         let (calls, failures, windows) = match window {

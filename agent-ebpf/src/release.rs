@@ -9,7 +9,10 @@ use agent_common::{
     Stamp,
     event::OUTCOME_GAVE_UP,
     retry::{ENDED_UNANSWERED, ENDED_UNCONNECTED, ENDED_WELL},
-    stamp::{PHASE_ENDED, PHASE_IDLE, PHASE_OPEN, PHASE_STAMPED, STAMP_UNWATCHED, unpack_request},
+    stamp::{
+        PHASE_ENDED, PHASE_IDLE, PHASE_OPEN, PHASE_STAMPED, STAMP_UNWATCHED, STAMP_WATCHED,
+        unpack_request,
+    },
 };
 use aya_ebpf::{
     EbpfContext as _,
@@ -97,9 +100,13 @@ pub fn release(ctx: SockContext) -> i32 {
 unsafe fn closes_open(stamp: *mut Stamp) {
     // SAFETY: by the caller, map memory.
     unsafe {
-        let now = bpf_ktime_get_ns();
         let (number, _) = unpack_request((&raw const (*stamp).request).read_volatile());
-        let ended = if number == (&raw const (*stamp).answers).read_volatile() {
+        let is_answered = number == (&raw const (*stamp).answers).read_volatile();
+        if is_answered && (*stamp).ended == ENDED_WELL && (*stamp).flags & STAMP_WATCHED == 0 {
+            return;
+        }
+        let now = bpf_ktime_get_ns();
+        let ended = if is_answered {
             // What the last answer said is old news on a connection that has been idle.
             if now.saturating_sub((*stamp).answered_ns) > FRESH_NS {
                 ENDED_WELL

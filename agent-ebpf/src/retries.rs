@@ -5,21 +5,58 @@
 //! docs/RETRIES.md, what is remembered in [`agent_common::retry`].
 
 use agent_common::{
-    Mode, OTHER_ROW, Retries, Row, Stamp, Verdict,
+    Mode, OTHER_ROW, Retries, RetrySettings, Row, Stamp, Verdict,
     budget::{self, Cells, Counts},
+    pace::{self, PACE_SLOTS},
     retry::{
-        ENDED_UNCONNECTED, ENDED_WELL, NO_LIMIT, NTH, PACE_SLOTS, Pace, RUN, TASK_SLOTS, Task,
-        UNKNOWN, is_soon, owner, pack_operation, pause, place, too_soon, unpack_operation,
+        ENDED_UNCONNECTED, ENDED_WELL, NO_LIMIT, NTH, SAMPLE_TICKS, SELDOM_NS, TASK_SLOTS, Task,
+        age_ns, fresh, is_in_time, is_new_second, is_to_come, owner, pack_operation, pause, place,
+        tick, unpack_operation,
     },
+    row::ROW_RETRIES,
+    stamp::{STAMP_WATCHED, unpack_request},
 };
 use aya_ebpf::helpers::generated::bpf_get_current_pid_tgid;
 
-use crate::{atomics, maps, outcome};
+use crate::{
+    atomics, maps,
+    opaque::{hidden, hidden64},
+    outcome,
+};
 
 /// In place of an operation: refused, its operation has had its number of retries.
 pub const OVER_LIMIT: u64 = 1;
 /// In place of an operation: refused, the budget is spent.
 pub const OVER_BUDGET: u64 = 2;
+
+/// Whether a connect is looked at as a possible retry. Where nothing has failed of late, hardly any is.
+///
+/// # Safety
+/// `row` must be the row of that index; `before_ns` is when the connect before was.
+#[inline(always)]
+pub unsafe fn is_watched(row: *mut Row, before_ns: u64, now: u64) -> bool {
+    // SAFETY: by contract, map memory.
+    let until = unsafe { (&raw const (*row).retry_watch).read_volatile() };
+    is_to_come(until, tick(now))
+        // (The connect that has made the row comes before its begin.)
+        || now.wrapping_sub(before_ns).wrapping_sub(1) > SELDOM_NS
+        || is_new_second(now, before_ns)
+}
+
+/// Connects of this row are looked at for so long.
+#[inline(always)]
+unsafe fn watch(row: *mut Row, now: u64, ticks: u32) {
+    // SAFETY: by the caller, map memory. (Two at once may leave the shorter time: then the next failure
+    // makes it longer.)
+    unsafe {
+        let until = tick(now).wrapping_add(ticks);
+        let place = &raw mut (*row).retry_watch;
+        if is_to_come(until, place.read_volatile()) || !is_to_come(place.read_volatile(), tick(now))
+        {
+            place.write_volatile(until);
+        }
+    }
+}
 
 /// A row's budget as it lies in the map.
 struct Shared {
@@ -98,76 +135,108 @@ pub fn enter(index: u32, epoch: u64) {
     budget::enter(&mut Shared { retries, attempts }, epoch);
 }
 
-/// A connect, as it is judged.
-pub struct Connect {
-    /// The row's index.
-    pub index: u32,
-    /// When the connect before it was, ns.
-    pub before_ns: u64,
-    /// Now, ns.
-    pub now: u64,
-    /// The caller, as the kernel packs process and thread.
-    pub pid_tgid: u64,
-    /// What may be done: one of the [`Mode`] constants.
-    pub mode: u32,
-}
-
 /// The operation that a connect is an attempt of ([`pack_operation`]), or [`OVER_LIMIT`] or
-/// [`OVER_BUDGET`] when it is to be refused.
+/// [`OVER_BUDGET`] when it is to be refused. `mode` is what may be done to it: one of the [`Mode`]
+/// constants.
 ///
 /// # Safety
 /// `row` must be the row of that index.
-#[inline(always)]
-pub unsafe fn judge(row: *mut Row, connect: &Connect) -> u64 {
-    let fresh = pack_operation(connect.now / 1000, 1, 1);
+#[inline(never)]
+pub unsafe fn judge(row: *mut Row, index: u32, now: u64, pid_tgid: u64, mode: u32) -> u64 {
     // SAFETY: by contract, map memory.
     unsafe {
-        let scale = scale(row);
-        if scale == 0 || connect.index == OTHER_ROW {
-            return fresh;
-        }
-        let epoch = budget::epoch(connect.now, scale);
-        if epoch != budget::epoch(connect.before_ns, scale) {
-            enter(connect.index, epoch);
-        }
-        let caller = owner(connect.pid_tgid as u32, connect.index);
-        let Some(task) = maps::TASKS.get_ptr_mut(place(caller, TASK_SLOTS)) else {
-            return fresh;
+        let Some(policy) = maps::RETRY_POLICIES.get_ptr((*row).settings.policy) else {
+            return fresh(now);
         };
-        if (*task).owner != caller {
-            return fresh;
+        enter(index, budget::epoch(now, (*policy).scale));
+        let caller = owner(pid_tgid as u32, index);
+        let Some(task) = maps::TASKS.get_ptr_mut(place(caller, TASK_SLOTS)) else {
+            return fresh(now);
+        };
+        claim(task, caller, row);
+        let operation = hidden64(again(row, task, now, (pid_tgid >> 32) as u32, policy));
+        let operation = if operation == 0 {
+            fresh(now)
+        } else {
+            allowed(task, policy, now, operation, mode)
+        };
+        let operation = hidden64(operation);
+        if operation > OVER_BUDGET {
+            if (*task).open != 0 {
+                (*task).in_doubt = 1;
+            }
+            (*task).open += 1;
         }
-        let operation = again(row, task, connect.now, connect.pid_tgid, connect.mode);
-        if operation == 0 { fresh } else { operation }
+        operation
     }
 }
 
-/// A task connects again: the operation that it continues, 0: none, or [`OVER_LIMIT`] or
-/// [`OVER_BUDGET`].
-#[inline(never)]
-unsafe fn again(row: *mut Row, task: *mut Task, now: u64, pid_tgid: u64, mode: u32) -> u64 {
+/// The place is this task's from here on.
+#[inline(always)]
+unsafe fn claim(task: *mut Task, caller: u64, row: *mut Row) {
     // SAFETY: by the caller, map memory.
     unsafe {
-        let index = (*task).owner as u32;
-        if (*task).incarnation != (*row).incarnation {
-            return 0;
+        if (*task).owner == caller && (*task).incarnation == (*row).incarnation {
+            return;
         }
-        let pause_ns = now.saturating_sub((*task).last_ns);
+        (*task).owner = caller;
+        (*task).incarnation = (*row).incarnation;
+        (*task).last_ns = 0;
+        (*task).ended = ENDED_WELL;
+        (*task).pending = 0;
+        (*task).retried_ns = 0;
+        (*task).open = 0;
+        (*task).in_doubt = 0;
+    }
+}
+
+/// A task connects again: the operation that it continues and has failed, 0: none.
+#[inline(never)]
+unsafe fn again(
+    row: *mut Row,
+    task: *mut Task,
+    now: u64,
+    pid: u32,
+    policy: *const RetrySettings,
+) -> u64 {
+    // SAFETY: by the caller, map memory.
+    unsafe {
+        let last_ns = (*task).last_ns;
         (*task).last_ns = now;
-        if (*task).ended == ENDED_WELL {
-            paced(task, owner((pid_tgid >> 32) as u32, index), pause(pause_ns));
+        if last_ns == 0 {
             return 0;
         }
-        let (first_us, number, since) = unpack_operation((*task).operation);
-        let policy = maps::RETRY_POLICIES.get_ptr((*row).settings.policy);
-        let Some(policy) = policy else { return 0 };
-        let age_ns = now.saturating_sub(first_us * 1000);
+        let pause_ns = now.saturating_sub(last_ns);
+        let process = owner(pid, (*task).owner as u32);
+        let Some(pace) = maps::PACES.get_ptr_mut(place(process, PACE_SLOTS)) else {
+            return 0;
+        };
+        if (*pace).owner != process {
+            *pace = bytemuck::Zeroable::zeroed();
+            (*pace).owner = process;
+        }
+        let bucket = hidden(pace::bucket(pause_ns));
+        if (*task).ended == ENDED_WELL {
+            (*pace).good = pace::with((*pace).good, bucket);
+            return 0;
+        }
+        let is_soon = if pace::total((*pace).good) == 0 {
+            (*task).in_doubt == 0
+                && (*task).open == 0
+                && (*task).pending <= 1
+                && is_in_time(pause_ns, (*task).retried_ns)
+        } else {
+            pace::is_soon((*pace).good, (*pace).failed, bucket)
+        };
+        let is_soon = hidden(u32::from(is_soon));
+        (*pace).failed = pace::with((*pace).failed, bucket);
+        let (first, _, _) = unpack_operation((*task).operation);
+        let age_ns = age_ns(first, now);
         let is_over = age_ns > (*policy).window_ns
             || ((*policy).deadline_ns != 0 && age_ns > (*policy).deadline_ns)
             || Verdict::unpack(atomics::load(&raw const (*row).verdict)).generation
                 != (*task).generation;
-        let too_soon_ns = too_soon_for(owner((pid_tgid >> 32) as u32, index));
-        if is_over || !is_soon(pause_ns, too_soon_ns, (*task).retried_ns) {
+        if is_over || is_soon == 0 {
             (*task).ended = ENDED_WELL;
             (*task).pending = 0;
             (*task).retried_ns = 0;
@@ -175,9 +244,29 @@ unsafe fn again(row: *mut Row, task: *mut Task, now: u64, pid_tgid: u64, mode: u
         }
         // (0 says that there was none.)
         (*task).retried_ns = pause(pause_ns) | 1;
-        let Some(retries) = maps::RETRIES.get_ptr_mut(index) else {
-            return 0;
+        (*task).operation
+    }
+}
+
+/// A retry: its operation, or that it is refused.
+#[inline(never)]
+unsafe fn allowed(
+    task: *mut Task,
+    policy: *const RetrySettings,
+    now: u64,
+    operation: u64,
+    mode: u32,
+) -> u64 {
+    // SAFETY: by the caller, map memory.
+    unsafe {
+        let index = (*task).owner as u32;
+        let (Some(retries), Some(row)) = (
+            maps::RETRIES.get_ptr_mut(index),
+            maps::ROWS.get_ptr_mut(index),
+        ) else {
+            return fresh(now);
         };
+        let (first, number, since) = unpack_operation(operation);
         // Several have failed, so it may be any one's; or the destination answers: what limits an
         // operation begins anew.
         let is_anew =
@@ -207,7 +296,7 @@ unsafe fn again(row: *mut Row, task: *mut Task, now: u64, pid_tgid: u64, mode: u
                 return OVER_BUDGET;
             }
         }
-        passes(task, retries, first_us, number, since)
+        passes(task, retries, first, number, since)
     }
 }
 
@@ -216,7 +305,7 @@ unsafe fn again(row: *mut Row, task: *mut Task, now: u64, pid_tgid: u64, mode: u
 unsafe fn passes(
     task: *mut Task,
     retries: *mut Retries,
-    first_us: u64,
+    first: u64,
     number: u32,
     since: u32,
 ) -> u64 {
@@ -225,32 +314,19 @@ unsafe fn passes(
         (*task).pending = (*task).pending.saturating_sub(1);
         if (*task).pending == 0 {
             (*task).ended = ENDED_WELL;
+            // The pause after this connect says nothing of the pace after a good call.
+            (*task).last_ns = 0;
         }
         let nth = (number.wrapping_sub(1) as usize).min(NTH - 1);
         atomics::add32((&raw mut (*retries).nth).cast::<u32>().add(nth), 1);
-        pack_operation(first_us, number + 1, since + 1)
-    }
-}
-
-/// Factor of the epochs of a row's budget; 0: retries are not looked for.
-///
-/// # Safety
-/// `row` must be map memory.
-#[inline(always)]
-pub unsafe fn scale(row: *mut Row) -> u32 {
-    // SAFETY: by contract; as the policy's entry.
-    unsafe {
-        match maps::RETRY_POLICIES.get_ptr((*row).settings.policy) {
-            Some(policy) => (*policy).scale,
-            None => 0,
-        }
+        pack_operation(first, number + 1, since + 1)
     }
 }
 
 /// What a refused connect() to this row returns.
 #[inline(always)]
 pub unsafe fn errno(row: *mut Row) -> u16 {
-    // SAFETY: by the caller, map memory.
+    // SAFETY: by the caller, map memory; as the policy's entry.
     unsafe {
         match maps::RETRY_POLICIES.get_ptr((*row).settings.policy) {
             Some(policy) => (*policy).errno as u16,
@@ -274,8 +350,9 @@ pub unsafe fn let_pass(index: u32, caller: u32) -> u64 {
         let Some(retries) = maps::RETRIES.get_ptr_mut(index) else {
             return 0;
         };
-        let (first_us, number, since) = unpack_operation((*task).operation);
-        passes(task, retries, first_us, number, since)
+        let (first, number, since) = unpack_operation((*task).operation);
+        (*task).open += 1;
+        passes(task, retries, first, number, since)
     }
 }
 
@@ -294,58 +371,6 @@ unsafe fn answers(row: *mut Row, retries: *mut Retries, ended: u32) -> u32 {
     }
 }
 
-/// A task has paused so long after a good call.
-#[inline(always)]
-unsafe fn paced(task: *mut Task, process: u64, pause_ns: u32) {
-    // SAFETY: by the caller, map memory.
-    unsafe {
-        (*task).pauses += 1;
-        let is_run = (*task).pauses >= RUN;
-        let is_shorter = pause_ns < (*task).shortest_ns;
-        if !is_run && !is_shorter {
-            return;
-        }
-        if is_shorter {
-            (*task).shortest_ns = pause_ns;
-        }
-        let Some(pace) = maps::PACES.get_ptr_mut(place(process, PACE_SLOTS)) else {
-            return;
-        };
-        if (*pace).owner != process {
-            *pace = Pace {
-                owner: process,
-                shortest_ns: UNKNOWN,
-                before_ns: UNKNOWN,
-            };
-        }
-        if (*task).shortest_ns < (*pace).shortest_ns {
-            (*pace).shortest_ns = (*task).shortest_ns;
-        }
-        if is_run {
-            (*task).pauses = 0;
-            (*task).shortest_ns = UNKNOWN;
-            (*pace).before_ns = (*pace).shortest_ns;
-            (*pace).shortest_ns = UNKNOWN;
-        }
-    }
-}
-
-/// What is [`too_soon`] for a process.
-#[inline(always)]
-unsafe fn too_soon_for(process: u64) -> u32 {
-    let Some(pace) = maps::PACES.get_ptr(place(process, PACE_SLOTS)) else {
-        return UNKNOWN;
-    };
-    // SAFETY: map memory.
-    unsafe {
-        if (*pace).owner == process {
-            too_soon((*pace).shortest_ns, (*pace).before_ns)
-        } else {
-            UNKNOWN
-        }
-    }
-}
-
 /// The current task closes a socket and so knows how its connection ended (`ENDED_`).
 ///
 /// # Safety
@@ -354,49 +379,102 @@ unsafe fn too_soon_for(process: u64) -> u32 {
 pub unsafe fn known(stamp: *mut Stamp, now: u64, ended: u32) {
     // SAFETY: by contract, map memory.
     unsafe {
+        let is_watched = (*stamp).flags & STAMP_WATCHED != 0;
+        if ended == ENDED_WELL && !is_watched {
+            return;
+        }
         let Some(row) = outcome::unpinned_row_of(stamp) else {
             return;
         };
         let index = (*stamp).row;
-        if index == OTHER_ROW || scale(row) == 0 {
+        if index == OTHER_ROW || (*row).settings.flags & ROW_RETRIES == 0 {
             return;
         }
-        let caller = owner(bpf_get_current_pid_tgid() as u32, index);
-        let Some(task) = maps::TASKS.get_ptr_mut(place(caller, TASK_SLOTS)) else {
+        let current = bpf_get_current_pid_tgid();
+        let caller = owner(current as u32, index);
+        let (Some(task), Some(retries), Some(policy)) = (
+            maps::TASKS.get_ptr_mut(place(caller, TASK_SLOTS)),
+            maps::RETRIES.get_ptr_mut(index),
+            maps::RETRY_POLICIES.get_ptr((*row).settings.policy),
+        ) else {
             return;
         };
-        let Some(retries) = maps::RETRIES.get_ptr_mut(index) else {
-            return;
-        };
-        if (*task).owner != caller || (*task).incarnation != (*row).incarnation {
-            (*task).owner = 0;
-            (*task).incarnation = (*row).incarnation;
-            (*task).pending = 0;
-            (*task).shortest_ns = UNKNOWN;
-            (*task).pauses = 0;
-            (*task).retried_ns = 0;
+        claim(task, caller, row);
+        if is_watched && (*stamp).tid == current as u32 {
+            (*task).open = (*task).open.saturating_sub(1);
+        }
+        let (number, _) = unpack_request(atomics::load(&raw const (*stamp).request));
+        if number > 1 {
+            (*task).in_doubt = 1;
         }
         if ended == ENDED_WELL {
+            (*task).in_doubt = 1;
             // A failure that it has not retried yet stays what it may retry next.
             if (*task).pending == 0 {
                 (*task).ended = ENDED_WELL;
                 (*task).retried_ns = 0;
                 (*task).last_ns = now;
             }
-        } else {
-            (*task).ended = ended;
-            (*task).pending += 1;
-            (*task).last_ns = now;
-            (*task).operation = if (*stamp).operation == 0 {
-                // An adopted connection.
-                pack_operation(now / 1000, 1, 1)
-            } else {
-                (*stamp).operation
-            };
-            (*task).answers = answers(row, retries, ended);
-            let verdict = Verdict::unpack(atomics::load(&raw const (*row).verdict));
-            (*task).generation = verdict.generation;
+            watch(row, now, SAMPLE_TICKS);
+            return;
         }
-        (*task).owner = caller;
+        (*task).ended = ended;
+        (*task).pending += 1;
+        (*task).last_ns = now;
+        (*task).operation = if (*stamp).operation == 0 {
+            // An adopted connection.
+            fresh(now)
+        } else {
+            (*stamp).operation
+        };
+        (*task).answers = answers(row, retries, ended);
+        let verdict = Verdict::unpack(atomics::load(&raw const (*row).verdict));
+        (*task).generation = verdict.generation;
+        watch(row, now, tick((*policy).window_ns) + 1);
+    }
+}
+
+/// Whether the pause before a request on a connection that has answered `number` of them is to be noted:
+/// while nothing fails, of the first few, and of one in 32.
+///
+/// # Safety
+/// As [`kept`].
+#[inline(always)]
+pub unsafe fn is_wanted(stamp: *mut Stamp, row: *mut Row, number: u32, now: u64) -> bool {
+    // SAFETY: by contract, map memory.
+    unsafe {
+        if (&raw const (*stamp).is_long).read_volatile() != 0 {
+            return false;
+        }
+        number < 4
+            || number & 31 == 0
+            || is_to_come((&raw const (*row).retry_watch).read_volatile(), tick(now))
+    }
+}
+
+/// A request follows so long after the answer to the one before, on the same connection: a pause after a
+/// good call.
+///
+/// # Safety
+/// `stamp` must be the connection's and `row` its row.
+#[inline(never)]
+pub unsafe fn kept(stamp: *mut Stamp, row: *mut Row, now: u64) {
+    // SAFETY: by contract, map memory.
+    unsafe {
+        let index = (*stamp).row;
+        let flags = (*row).settings.flags;
+        if (*stamp).ended != ENDED_WELL || index == OTHER_ROW || flags & ROW_RETRIES == 0 {
+            return;
+        }
+        let process = owner((*stamp).pid, index);
+        let Some(pace) = maps::PACES.get_ptr_mut(place(process, PACE_SLOTS)) else {
+            return;
+        };
+        if (*pace).owner != process {
+            *pace = bytemuck::Zeroable::zeroed();
+            (*pace).owner = process;
+        }
+        let pause_ns = now.saturating_sub((*stamp).answered_ns);
+        (*pace).good = pace::with((*pace).good, hidden(pace::bucket(pause_ns)));
     }
 }

@@ -2,13 +2,12 @@
 
 use agent_common::{
     Control, Counters, DestinationKey, Event, EventKind, OTHER_ROW, PolicyKey, Row, Settings,
-    budget,
     key::{CLASS_POLICY, CLASS_PROTECTED, ManualKey, POLICY_KEY_EXACT_BITS},
     row::ROW_PROTECTED,
 };
 use aya_ebpf::{bindings::BPF_NOEXIST, helpers::generated::bpf_ktime_get_ns, maps::lpm_trie::Key};
 
-use crate::{atomics, events, kernel::TcpSocket, maps, retries};
+use crate::{atomics, events, kernel::TcpSocket, maps};
 
 /// Bits of a full policy key: class, port and a whole address.
 const FULL_PREFIX: u32 = POLICY_KEY_EXACT_BITS + 128;
@@ -77,7 +76,6 @@ fn create(key: &DestinationKey, socket: TcpSocket) -> u32 {
             Ok(Some(slot)) => slot + 1,
             _ => 0,
         };
-        retries::enter(index, budget::epoch(now, retries::scale(row)));
         if let Some(manual) = manual_for(key)
             && (*row).settings.flags & ROW_PROTECTED == 0
         {

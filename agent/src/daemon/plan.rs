@@ -6,7 +6,7 @@ use agent_common::{
     PolicyKey, RetrySettings, Settings,
     budget::{NO_BUDGET, WHOLE_PPM, epoch_scale},
     retry::NO_LIMIT,
-    row::{FAIL_5XX, ROW_PROTECTED},
+    row::{FAIL_5XX, ROW_PROTECTED, ROW_RETRIES},
     syn::first_timeout_ticks,
 };
 
@@ -148,7 +148,7 @@ fn kernel_settings(policy: &Policy, index: u32, ticks: Ticks) -> Settings {
         gave_up_ms: policy.breaker.gave_up.map_or(0, millis),
         probe_limit: policy.breaker.probes,
         policy: index,
-        flags: 0,
+        flags: if policy.retry.enabled { ROW_RETRIES } else { 0 },
         slow_call_us: policy.breaker.slow_call.map_or(0, |slow| {
             u32::try_from(slow.as_micros()).unwrap_or(u32::MAX)
         }),
