@@ -38,15 +38,14 @@ pub const BUCKETS: u32 = 16;
 const MOST: u32 = 63;
 
 /// Of the fresh calls that follow a failure, one in so many may be as short as what is taken for a retry.
-/// Less than half of all fresh calls follow a failure, so that fewer than one in a hundred is misjudged.
-const RARE: u32 = 64;
+/// Less than half of all fresh calls follow a failure, so that fewer than one in 200 is misjudged.
+const RARE: u32 = 128;
 
-/// The same for a program that is seen to retry: most of its pauses after failures are as short. Then few
-/// of its fresh calls follow a failure.
-const RARE_FOR_RETRIERS: u32 = 8;
+/// Of a program that is seen to retry, one in so many of what is taken for a retry may be a fresh call.
+const SURE: u32 = 16;
 
 /// Pauses after failures that must be known before a program can be seen to retry.
-const KNOWN: u32 = 8;
+const KNOWN: u32 = 4;
 
 /// The bucket of a pause.
 #[inline(always)]
@@ -142,23 +141,32 @@ pub const fn with(pauses: Pauses, bucket: u32) -> Pauses {
 /// known.
 #[inline(always)]
 pub const fn is_soon(good: Pauses, failed: Pauses, bucket: u32) -> bool {
+    // (One more of each than is known, for little may be known.)
     let known = total(good) + 1;
-    let failures = total(failed);
-    let retries = failures >= KNOWN && 2 * at_most(failed, bucket) >= failures;
-    let rare = if retries { RARE_FOR_RETRIERS } else { RARE };
     // Twice as long is still too short: what a program does after a failure may take it a little less
     // time than what it does after a good call.
-    let as_short = at_most(good, bucket + 1);
-    if (as_short + 1) * rare <= known {
+    let as_short = at_most(good, bucket + 1) + 1;
+    if known == 1 {
+        return false;
+    }
+    // Most pauses after failures are as short, and few after good calls: F and G of them. If R of what
+    // follows failures are retries, then F = R + (1 - R) G, and of what is as short and follows a failure
+    // (1 - R) G / F are fresh calls, where 1 - R = (1 - F) / (1 - G).
+    let failures = total(failed);
+    let short_failures = at_most(failed, bucket);
+    if failures >= KNOWN
+        && 2 * short_failures >= failures
+        && SURE * (failures - short_failures + 1) * as_short <= short_failures * (known - as_short)
+    {
         return true;
     }
-    if as_short != 0 || known == 1 {
+    if as_short != 1 {
         return false;
     }
     // Few pauses are known. Each octave that the shortest is away from this one makes half as likely that
     // they are fewer by chance.
     let away = shortest(good).saturating_sub(bucket + 1);
-    (known << (if away > 6 { 6 } else { away })) >= rare
+    (known << (if away > 7 { 7 } else { away })) >= RARE
 }
 
 #[cfg(test)]
@@ -216,7 +224,7 @@ mod tests {
     fn a_steady_pace() {
         let good = pauses(&[5 * MS; 40]);
         assert!(is_soon(good, [0; 2], bucket(MS / 10)));
-        assert!(is_soon(good, [0; 2], bucket(2 * MS)));
+        assert!(is_soon(good, [0; 2], bucket(MS)));
         // Less than the half, but in the bucket next to it; and what differs little.
         assert!(!is_soon(good, [0; 2], bucket(4 * MS)));
         assert!(!is_soon(good, [0; 2], bucket(3 * MS)));
@@ -233,7 +241,7 @@ mod tests {
         let good = pauses(&good);
         assert!(!is_soon(good, [0; 2], bucket(MS)));
         assert!(is_soon(good, pauses(&[MS; 20]), bucket(MS)));
-        assert!(!is_soon(good, pauses(&[MS; 7]), bucket(MS)));
+        assert!(!is_soon(good, pauses(&[MS; 3]), bucket(MS)));
         assert!(!is_soon(good, pauses(&[300 * MS; 20]), bucket(300 * MS)));
     }
 

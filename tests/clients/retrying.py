@@ -1,12 +1,13 @@
 """Programs whose retries are known: python3 retrying.py URL HOW [ARGUMENT...], told as JSON.
 
-Each makes operations. `made` counts the attempts of all, `retries` those after the first of an
+Each makes operations (`calls`). `made` counts the connects of all, `retries` those after the first of an
 operation, `failed` the operations that ended badly.
 """
 
 import asyncio
 import http.client
 import json
+import queue
 import random
 import socket
 import sys
@@ -16,7 +17,7 @@ import urllib.parse
 
 url = urllib.parse.urlsplit(sys.argv[1])
 address = (url.hostname, url.port)
-counts = {"made": 0, "retries": 0, "failed": 0, "refused": 0}
+counts = {"made": 0, "calls": 0, "retries": 0, "failed": 0, "refused": 0}
 lock = threading.Lock()
 
 
@@ -28,7 +29,7 @@ def count(**what):
 
 def ask():
     """One attempt; true when it went well."""
-    count(made=1)
+    count(made=1, calls=1)
     connection = http.client.HTTPConnection(*address, timeout=5)
     try:
         connection.request("GET", url.path or "/")
@@ -47,7 +48,7 @@ def ask():
 def operation(retries, wait):
     for number in range(retries + 1):
         if number > 0:
-            count(retries=1)
+            count(retries=1, calls=-1)
             time.sleep(wait)
         if ask():
             return
@@ -73,6 +74,49 @@ def threads(workers, each, pause, retries, wait):
         thread.join()
 
 
+def kept(workers, each, pause):
+    """Workers that keep their connection from call to call, and dial when it has failed."""
+
+    def work():
+        connection = http.client.HTTPConnection(*address, timeout=5)
+        for _ in range(each):
+            count(calls=1, made=connection.sock is None)
+            try:
+                connection.request("GET", url.path or "/", headers={"Connection": "keep-alive"})
+                connection.getresponse().read()
+            except (OSError, http.client.HTTPException):
+                connection.close()
+            time.sleep(random.expovariate(1 / pause))
+
+    pool = [threading.Thread(target=work) for _ in range(workers)]
+    for thread in pool:
+        thread.start()
+    for thread in pool:
+        thread.join()
+
+
+def worker_queue(workers, calm, pause, burst):
+    """Workers of one queue: calls come now and then, and then all at once."""
+    jobs = queue.SimpleQueue()
+
+    def work():
+        while jobs.get():
+            ask()
+
+    pool = [threading.Thread(target=work) for _ in range(workers)]
+    for thread in pool:
+        thread.start()
+    for _ in range(calm):
+        jobs.put(True)
+        time.sleep(random.expovariate(1 / pause))
+    for _ in range(burst):
+        jobs.put(True)
+    for _ in pool:
+        jobs.put(False)
+    for thread in pool:
+        thread.join()
+
+
 def thread_each(operations, pause, retries, wait):
     """A thread for each operation, as servers do it."""
     pool = []
@@ -85,7 +129,7 @@ def thread_each(operations, pause, retries, wait):
 
 
 async def ask_async():
-    count(made=1)
+    count(made=1, calls=1)
     writer = None
     try:
         reader, writer = await asyncio.open_connection(*address)
@@ -106,7 +150,7 @@ def event_loop(operations, pause, retries, wait):
     async def one():
         for number in range(retries + 1):
             if number > 0:
-                count(retries=1)
+                count(retries=1, calls=-1)
                 await asyncio.sleep(wait)
             if await ask_async():
                 return
@@ -167,6 +211,8 @@ how = {
     "urllib3": urllib3_pool,
     "refused": refused_loop,
     "parallel": parallel,
+    "kept": kept,
+    "queue": worker_queue,
 }[sys.argv[2]]
 how(*[float(a) if "." in a else int(a) for a in sys.argv[3:]])
 print(json.dumps(counts))
