@@ -324,12 +324,15 @@ const fn begin(text: &str) -> Begin {
 }
 
 /// Answers in protocols that we do not know, by which a server says that it cannot serve.
-const ANSWERS: [Begin; 5] = [
+const ANSWERS: [Begin; 7] = [
     // Redis: not `-BUSYKEY`, `-BUSYGROUP`, which speak of the command.
     begin("-LOADING"),
     begin("-BUSY "),
     begin("-MASTERDOWN"),
     begin("-CLUSTERDOWN"),
+    // The disk is full or fails, so that nothing can be saved; the memory that it may use is full.
+    begin("-MISCONF"),
+    begin("-OOM "),
     begin("-ERR max number of clien"),
 ];
 
@@ -391,31 +394,44 @@ fn mysql(head: &[u8; HEAD], length: u32) -> Answer {
         return Answer::Plain;
     }
     match u16::from_le_bytes([head[5], head[6]]) {
-        // Out of memory, three ways; too many connections; shutting down, three ways; this host is
+        // Disk full; the storage engine fails; out of memory, three ways; too many connections; shutting down, three ways; this host is
         // blocked; no more threads; offline mode.
-        1037 | 1038 | 1041 | 1040 | 1053 | 1079 | 1080 | 1129 | 1135 | 3032 => Answer::Failed,
+        1021 | 1030 | 1037 | 1038 | 1041 | 1040 | 1053 | 1079 | 1080 | 1129 | 1135 | 3032 => {
+            Answer::Failed
+        }
         // The account has too many connections, or has used up what it may in an hour.
         1203 | 1226 => Answer::Throttled,
         _ => Answer::Plain,
     }
 }
 
-/// PostgreSQL: an ErrorResponse of severity FATAL whose SQLSTATE is of class 57 (operator
-/// intervention: starting up, shutting down) or 53 (insufficient resources: too many connections).
-/// Fields: S, V (since protocol 3 of 9.6), C.
+/// PostgreSQL: an ErrorResponse whose SQLSTATE (its manual, appendix A) speaks of the server. Of any
+/// severity: class 53 (insufficient resources: too many connections, the disk is full, no memory) and
+/// 580 (the system failed it: I/O), but not 58P (a file that the query names). With severity FATAL or
+/// PANIC also class 57 (an operator intervenes: starting up, shutting down); as an ERROR that is a
+/// query that was cancelled. Fields: S, V (since protocol 3 of 9.6), C.
 #[inline(always)]
 fn postgres_failed(head: &[u8; HEAD]) -> bool {
-    if head[0] != b'E' || head[5] != b'S' || head[6] != b'F' || head[7] != b'A' || head[8] != b'T' {
+    const ERROR: u32 = u32::from_ne_bytes(*b"ERRO");
+    const FATAL: u32 = u32::from_ne_bytes(*b"FATA");
+    const PANIC: u32 = u32::from_ne_bytes(*b"PANI");
+    let severity = u32::from_ne_bytes([head[6], head[7], head[8], head[9]]);
+    let ends_session = severity == FATAL || severity == PANIC;
+    if head[0] != b'E' || head[5] != b'S' || !(ends_session || severity == ERROR) {
         return false;
     }
-    let (first, second) = if head[12] == b'C' {
-        (head[13], head[14])
+    let state = if head[12] == b'C' {
+        [head[13], head[14], head[15]]
     } else if head[19] == b'C' {
-        (head[20], head[21])
+        [head[20], head[21], head[22]]
     } else {
         return false;
     };
-    first == b'5' && (second == b'7' || second == b'3')
+    match state {
+        [b'5', b'3', _] | [b'5', b'8', b'0'] => true,
+        [b'5', b'7', _] => ends_session,
+        _ => false,
+    }
 }
 
 /// `HTTP/1.x NNN`.
@@ -537,6 +553,32 @@ mod tests {
                 PROTOCOL_OPAQUE,
                 Answer::Plain,
             ),
+            (
+                b"E\0\0\0\x60SERROR\0VERROR\0C53100\0",
+                PROTOCOL_OPAQUE,
+                Answer::Failed,
+            ),
+            (
+                b"E\0\0\0\x60SERROR\0VERROR\0C58030\0",
+                PROTOCOL_OPAQUE,
+                Answer::Failed,
+            ),
+            (
+                b"E\0\0\0\x60SERROR\0VERROR\0C58P01\0",
+                PROTOCOL_OPAQUE,
+                Answer::Plain,
+            ),
+            (
+                b"E\0\0\0\x60SPANIC\0VPANIC\0C53100\0",
+                PROTOCOL_OPAQUE,
+                Answer::Failed,
+            ),
+            (
+                b"-MISCONF Redis is configured to save",
+                PROTOCOL_OPAQUE,
+                Answer::Failed,
+            ),
+            (b"-OOM command not allowed", PROTOCOL_OPAQUE, Answer::Failed),
         ] {
             let said = answer(&head(bytes), of, bytes.len() as u32);
             assert_eq!(said, wanted, "{bytes:?}");

@@ -89,9 +89,16 @@ pub struct Offsets {
     pub copied: u32,
     /// `__sk_common.skc_cookie` in `struct sock`.
     pub sock_cookie: u32,
+    /// `sk_error_queue.qlen` in `struct sock`.
+    pub errors_queued: u32,
+    /// `sk_error_queue.next` in `struct sock`.
+    pub first_error: u32,
+    /// `ee.ee_errno` of the `struct sock_exterr_skb` that lies in `cb` of a `struct sk_buff` of that
+    /// queue; `ee_origin` is the byte behind it (include/uapi/linux/errqueue.h).
+    pub error_of_packet: u32,
 }
 
-layout!(Offsets, size 44, sock_err at 0, task_flags at 20, user_timeout at 24, received at 32);
+layout!(Offsets, size 56, sock_err at 0, task_flags at 20, user_timeout at 24, received at 32);
 
 /// Marks an [`Offsets`] field as not found.
 pub const NO_OFFSET: u32 = u32::MAX;

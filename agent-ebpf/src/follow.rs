@@ -119,7 +119,10 @@ pub fn follow(ctx: SockOpsContext) -> u32 {
             }
             STATE_CB if state != TCP_CLOSE => {}
             STATE_CB => {
-                let error = TcpSocket::of(sk).map_or(0, TcpSocket::error);
+                let error = TcpSocket::of(sk).map_or(0, |socket| match socket.error() {
+                    0 => socket.error_told(),
+                    error => error,
+                });
                 let exiting = error == 0 && current_is_exiting();
                 user_timeout::give_back(ctx.as_ptr(), stamp);
                 drop_callbacks(&ctx, stamp, false);

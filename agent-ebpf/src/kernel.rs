@@ -27,6 +27,9 @@ static OFFSETS: Offsets = Offsets {
     received: NO_OFFSET,
     copied: NO_OFFSET,
     sock_cookie: NO_OFFSET,
+    errors_queued: NO_OFFSET,
+    first_error: NO_OFFSET,
+    error_of_packet: NO_OFFSET,
 };
 
 /// PF_EXITING (include/linux/sched.h): set by do_exit() before it closes files.
@@ -98,6 +101,39 @@ impl TcpSocket {
         }
         // SAFETY: the verifier has checked the offset against the type.
         unsafe { load::<i32>(self.0, offset) }.unsigned_abs()
+    }
+
+    /// What an ICMP error said that came while the socket was in use, positive; 0: none came, or it
+    /// cannot be told. The kernel ends a connect by such an error, but only when the socket is not just
+    /// then owned by a call (net/ipv4/tcp_ipv4.c, `tcp_v4_err`): on a short path the error is back
+    /// before connect() has returned. Then it is queued, the program polls POLLERR, reads the error by
+    /// SO_ERROR, and closes a socket that as such has none.
+    #[inline(never)]
+    pub fn error_told(self) -> u32 {
+        /// SO_EE_ORIGIN_ICMP, SO_EE_ORIGIN_ICMP6 (include/uapi/linux/errqueue.h); others are no errors.
+        const ICMP: [u8; 2] = [2, 3];
+        let (queued, first) = (offset!(errors_queued), offset!(first_error));
+        let of_packet = offset!(error_of_packet);
+        if queued == NO_OFFSET || first == NO_OFFSET || of_packet == NO_OFFSET {
+            return 0;
+        }
+        let at = |offset: u32| self.0.wrapping_add(offset as usize) as u64;
+        if read::<u32>(at(queued)).unwrap_or(0) == 0 {
+            return 0;
+        }
+        let Some(packet) = read::<u64>(at(first)) else {
+            return 0;
+        };
+        // ee_errno, ee_origin, and three bytes more.
+        let Some(said) = read::<u64>(packet.wrapping_add(u64::from(of_packet))) else {
+            return 0;
+        };
+        let origin = (said >> 32) as u8;
+        if origin == ICMP[0] || origin == ICMP[1] {
+            said as u32
+        } else {
+            0
+        }
     }
 
     /// Whether the kernel itself owns the socket (NFS, CIFS, NVMe over TCP and kin).

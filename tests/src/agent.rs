@@ -117,19 +117,10 @@ impl AgentOptions {
         self
     }
 
-    /// With this configuration file. Unless it speaks of retries, they are left alone: a test that
-    /// connects again and again to what fails would be one that retries.
+    /// With this configuration file.
     #[must_use]
     pub fn config(self, text: &str) -> Self {
-        const OFF: &str = "[defaults]\nretry = \"off\"\n";
-        let text = if text.contains("retry") {
-            text.to_owned()
-        } else if text.contains("[defaults]\n") {
-            text.replacen("[defaults]\n", OFF, 1)
-        } else {
-            format!("{text}\n{OFF}")
-        };
-        self.home.write_config(&text);
+        self.home.write_config(text);
         self
     }
 

@@ -248,6 +248,17 @@ impl<'a> Btf<'a> {
             received: byte("tcp_sock", &["rcv_nxt"]),
             copied: byte("tcp_sock", &["copied_seq"]),
             sock_cookie: byte("sock", &["__sk_common", "skc_cookie"]),
+            errors_queued: byte("sock", &["sk_error_queue", "qlen"]),
+            first_error: byte("sock", &["sk_error_queue", "next"]),
+            error_of_packet: [
+                byte("sk_buff", &["cb"]),
+                byte("sock_exterr_skb", &["ee", "ee_errno"]),
+            ]
+            .into_iter()
+            .try_fold(0_u32, |sum, offset| {
+                (offset != NO_OFFSET).then(|| sum.checked_add(offset))?
+            })
+            .unwrap_or(NO_OFFSET),
         }
     }
 }

@@ -3,6 +3,7 @@
 mod long;
 mod mariadb;
 mod nginx;
+mod outages;
 mod postgres;
 mod redis;
 mod ssh;

@@ -29,16 +29,23 @@ pub fn programs() -> Option<PathBuf> {
 pub struct Postgres {
     pub place: Place,
     programs: PathBuf,
-    server: Option<Running>,
+    pub server: Option<Running>,
     sleeping: Vec<Running>,
 }
 
 impl Postgres {
     pub fn start(label: &str, programs: &Path) -> Self {
+        let mut postgres = Self::made(label, programs);
+        postgres.serve(&[]);
+        postgres
+    }
+
+    /// Its files are there; it does not run.
+    pub fn made(label: &str, programs: &Path) -> Self {
         let place = Place::new(label);
         fs::set_permissions(place.directory.path(), Permissions::from_mode(0o777))
             .expect("let the server's user in");
-        let mut postgres = Self {
+        let postgres = Self {
             place,
             programs: programs.to_owned(),
             server: None,
@@ -49,7 +56,6 @@ impl Postgres {
         initdb.within(START).run().good();
         let hba = "host all tester 0.0.0.0/0 trust\nhost all other 0.0.0.0/0 scram-sha-256\n";
         fs::write(postgres.data().join("pg_hba.conf"), hba).expect("write pg_hba.conf");
-        postgres.serve(&[]);
         postgres
     }
 
@@ -66,17 +72,21 @@ impl Postgres {
             .arg(self.data())
     }
 
-    fn serve(&mut self, options: &[&str]) {
-        let server = self
-            .as_postgres("postgres")
+    /// The server as a program of nobody's namespace.
+    pub fn server_program(&self, options: &[&str]) -> Program {
+        self.as_postgres("postgres")
             .args(["-h", "10.77.0.2", "-p", "8080", "-k", "", "-c", "fsync=off"])
             .args(["-c", "max_connections=3", "-c", "max_wal_senders=0"])
             .args(["-c", "superuser_reserved_connections=0"])
-            .args(options);
+            .args(options)
+    }
+
+    fn serve(&mut self, options: &[&str]) {
+        let server = self.server_program(options);
         self.server = Some(self.place.server(server).spawn());
     }
 
-    fn psql(&self, user: &str, database: &str, query: &str) -> Program {
+    pub fn psql(&self, user: &str, database: &str, query: &str) -> Program {
         let to = format!("host=10.77.0.2 port=8080 user={user} dbname={database} password=x");
         let psql = Program::new("psql").arg(to).args(["-XAtc", query]);
         psql.within(START)
@@ -92,7 +102,7 @@ impl Postgres {
     }
 
     /// A query that nobody counts.
-    fn ask_outside(&self, query: &str) -> Finished {
+    pub fn ask_outside(&self, query: &str) -> Finished {
         let program = self.psql("tester", "postgres", query);
         program.in_netns(&self.place.net.client).run()
     }
@@ -129,11 +139,11 @@ impl Postgres {
             .collect()
     }
 
-    fn signal(&self, signal: Signal) {
+    pub fn signal(&self, signal: Signal) {
         self.server.as_ref().expect("it runs").signal(signal);
     }
 
-    fn ended(&mut self) {
+    pub fn ended(&mut self) {
         let mut server = self.server.take().expect("it ran");
         server.extend_deadline(START);
         server.wait();
