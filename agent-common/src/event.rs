@@ -66,6 +66,8 @@ pub const EVENT_EXCHANGE: u32 = 1 << 3;
 pub const EVENT_RETRY_LIMIT: u32 = 1 << 4;
 /// Refused as a retry: the budget was spent.
 pub const EVENT_RETRY_BUDGET: u32 = 1 << 5;
+/// In a `REJECTED` event: the deadline of the operation had passed.
+pub const EVENT_RETRY_DEADLINE: u32 = 1 << 6;
 /// Observe mode: it would have been refused, or timed out, and was not.
 pub const EVENT_WOULD: u32 = 1 << 2;
 

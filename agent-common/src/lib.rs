@@ -21,6 +21,7 @@ pub mod pace;
 pub mod ramp;
 pub mod retry;
 pub mod row;
+pub mod spin;
 pub mod stamp;
 pub mod syn;
 pub mod tls;

@@ -30,11 +30,19 @@ pub struct RetrySettings {
     /// Factor of the epochs of the budget ([`crate::budget::epoch_scale`]); 0: retries are not looked
     /// for.
     pub scale: u32,
+    /// Refusals of one task in a second beyond which they are held; 0: never.
+    pub spin_per_second: u32,
+    /// The SYN of retry n is held for a random time up to this times 2^n, ms; 0: not held.
+    pub backoff_base_ms: u32,
+    /// Or up to this, ms.
+    pub backoff_max_ms: u32,
+    /// SYNs held at once, of the whole node; retries beyond are refused.
+    pub max_held: u32,
     /// Zero.
     pub reserved: u32,
 }
 
-layout!(RetrySettings, size 40, window_ns at 0, budget_ppm at 16, errno at 28);
+layout!(RetrySettings, size 56, window_ns at 0, budget_ppm at 16, errno at 28, max_held at 48);
 
 /// In [`RetrySettings::limit`].
 pub const NO_LIMIT: u32 = u32::MAX;
@@ -72,17 +80,25 @@ pub struct Retries {
     /// Times that the destination answered a dial of the agent's own while a limit was in force.
     /// Written by the agent.
     pub dialled: u32,
-    /// Zero.
-    pub reserved: [u32; 3],
+    /// Retries whose SYN was held.
+    pub held_backoff: u32,
+    /// Refusals of any kind that were held.
+    pub held_spin: u32,
+    /// Retries refused because the deadline of their operation had passed.
+    pub rejected_deadline: u32,
     /// Retries that passed, by what they were of their operation: its second attempt, its third, its
     /// fourth, a later one.
     pub nth: [u32; NTH],
+    /// As `rejected_deadline`, where observe mode let them pass.
+    pub would_deadline: u32,
+    /// Zero.
+    pub reserved: u32,
 }
 
 /// Entries of [`Retries::nth`].
 pub const NTH: usize = 4;
 
-layout!(Retries, size 128, begins at 0, epoch at 64, rejected_budget at 80, nth at 112);
+layout!(Retries, size 136, begins at 0, epoch at 64, rejected_budget at 80, nth at 112);
 
 impl Retries {
     /// Retries that passed.
@@ -194,7 +210,7 @@ pub const fn place(owner: u64, slots: u32) -> u32 {
     (mixed >> 48) as u32 & (slots - 1)
 }
 
-/// An operation as an attempt carries it: when its first attempt began ([`operation_time`], 48 bits), its
+/// An operation as an attempt carries it: when its first attempt began ([`operation_time`], 47 bits: 4 years), its
 /// number in the chain, and its number since the destination was last seen to answer (each from 1, and
 /// at most 255).
 #[inline(always)]
@@ -208,7 +224,40 @@ pub const fn pack_operation(first: u64, number: u32, since: u32) -> u64 {
 /// First attempt, number and number since an answer, from [`pack_operation`].
 #[inline(always)]
 pub const fn unpack_operation(word: u64) -> (u64, u32, u32) {
-    (word >> 16, (word >> 8) as u32 & 0xff, word as u32 & 0xff)
+    let first = (word & !HELD) >> 16;
+    (first, (word >> 8) as u32 & 0xff, word as u32 & 0xff)
+}
+
+/// In an operation that the connect hook has judged: its SYN is to be held.
+pub const HELD: u64 = 1 << 63;
+
+/// Whether it is a later attempt than the first.
+#[inline(always)]
+pub const fn is_retry(operation: u64) -> bool {
+    operation_number(operation) > 1
+}
+
+/// Which attempt it is, from 1.
+#[inline(always)]
+pub const fn operation_number(operation: u64) -> u32 {
+    (operation >> 8) as u32 & 0xff
+}
+
+/// When the first attempt of an operation began (CLOCK_MONOTONIC, ns).
+#[inline(always)]
+pub const fn operation_begin_ns(operation: u64) -> u64 {
+    ((operation & !HELD) >> 16) << 10
+}
+
+/// Longest hold of retry n (0: the first): `base` x 2^n, at most `max`, ms.
+#[inline(always)]
+pub const fn backoff_ms(base_ms: u32, max_ms: u32, retry: u32) -> u32 {
+    let doubled = (base_ms as u64) << (if retry > 16 { 16 } else { retry });
+    if doubled > max_ms as u64 {
+        max_ms
+    } else {
+        doubled as u32
+    }
 }
 
 /// A time as an operation carries it: units of 1,024 ns.
@@ -289,7 +338,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn an_operation_survives_packing(first in 0_u64..1 << 48, number in 1_u32..400, since in 1_u32..400) {
+        fn an_operation_survives_packing(first in 0_u64..1 << 47, number in 1_u32..400, since in 1_u32..400) {
             let word = pack_operation(first, number, since);
             prop_assert_eq!(unpack_operation(word), (first, number.min(255), since.min(255)));
         }

@@ -2,14 +2,14 @@
 
 use agent_common::{
     COMM_LEN, DestinationKey, Event, EventKind, Mode, Row, Stamp, Verdict,
-    event::{EVENT_RETRY_BUDGET, EVENT_RETRY_LIMIT, EVENT_WOULD},
+    event::{EVENT_RETRY_BUDGET, EVENT_RETRY_DEADLINE, EVENT_RETRY_LIMIT},
     key::mapped,
     ramp,
-    retry::{self, ENDED_WELL},
+    retry::{self, ENDED_WELL, HELD, is_retry},
     row::{OTHER_ROW, ROW_PROTECTED, ROW_RETRIES},
     stamp::{
-        PHASE_ENDED, PHASE_IDLE, PHASE_OPEN, PHASE_STAMPED, STAMP_OBSERVED, STAMP_PROBE,
-        STAMP_PROBE_BY_EXCHANGE, STAMP_UNJUDGED, STAMP_WATCHED,
+        PHASE_ENDED, PHASE_HELD, PHASE_IDLE, PHASE_OPEN, PHASE_STAMPED, STAMP_OBSERVED,
+        STAMP_PROBE, STAMP_PROBE_BY_EXCHANGE, STAMP_UNJUDGED, STAMP_WATCHED,
     },
     syn::first_timeout_ticks,
     verdict::{
@@ -32,24 +32,24 @@ use aya_ebpf::{
 use crate::{
     atomics, events,
     exchange::{self, Change},
+    held,
     kernel::TcpSocket,
     opaque::{hidden, hidden64},
     outcome, probes,
-    retries::{self, OVER_BUDGET, OVER_LIMIT},
+    refusal::{self, Refusal},
+    retries::{self, OVER_BUDGET, OVER_LAST, OVER_LIMIT},
     rows,
     stamps::{self, Found},
     user_timeout,
 };
 
 const ALLOW: i32 = 1;
-const REFUSE: i32 = 0;
 const IPPROTO_TCP: u32 = 6;
 const AF_INET: u32 = 2;
 const TCP_CLOSE: u32 = 7;
 const ECONNABORTED: u32 = 103;
+const ETIMEDOUT: u16 = 110;
 const AF_INET6: u32 = 10;
-/// At most one `rejected` event per row in this time.
-const REJECT_EVENT_EVERY_NS: u64 = 1_000_000_000;
 
 /// IPv4.
 #[cgroup_sock_addr(connect4)]
@@ -65,7 +65,8 @@ pub fn connect4(ctx: SockAddrContext) -> i32 {
     if protocol != IPPROTO_TCP || family != AF_INET {
         return ALLOW;
     }
-    judge(&ctx, mapped(usable4(addr.to_ne_bytes())), 0)
+    let usable = u32::from_ne_bytes(usable4(addr.to_ne_bytes()));
+    judge(&ctx, mapped(hidden(usable).to_ne_bytes()), 0)
 }
 
 /// IPv6, and IPv4 in its mapped form (Java's default).
@@ -197,22 +198,25 @@ fn judge(ctx: &SockAddrContext, addr: [u8; 16], ifindex: u32) -> i32 {
             };
             if !passes {
                 let enforced = mode == Mode::ENFORCE;
-                let refusal = Refusal {
-                    index,
-                    generation: verdict.generation,
-                    errno: verdict.errno,
-                    reason: 0,
-                };
                 if enforced {
                     atomics::add(&raw mut (*row).rejected_breaker, 1);
                 } else {
                     atomics::add(&raw mut (*row).would_reject_breaker, 1);
                 }
-                refused(row, now, pid_tgid, enforced, &refusal);
+                let refusal = Refusal {
+                    row,
+                    index,
+                    errno: verdict.errno,
+                    now,
+                    pid_tgid,
+                    cookie,
+                    reason: 0,
+                    enforced,
+                };
                 if enforced {
-                    refuse_with(verdict.errno);
-                    return REFUSE;
+                    return refusal::refuse(ctx.as_ptr(), &refusal);
                 }
+                refusal::tell(&refusal);
             }
         }
         // From here on the verifier need not know which way it came.
@@ -232,24 +236,27 @@ fn judge(ctx: &SockAddrContext, addr: [u8; 16], ifindex: u32) -> i32 {
             watched = STAMP_WATCHED;
         }
         flags |= hidden(watched);
-        if operation <= OVER_BUDGET {
-            let errno = retries::errno(row);
-            let refusal = Refusal {
-                index,
-                generation: verdict.generation,
-                errno,
-                reason: if operation == OVER_LIMIT {
-                    EVENT_RETRY_LIMIT
-                } else {
-                    EVENT_RETRY_BUDGET
-                },
-            };
+        if operation <= OVER_LAST {
             let enforced = mode == Mode::ENFORCE;
-            refused(row, now, pid_tgid, enforced, &refusal);
+            let (errno, reason) = match operation {
+                OVER_LIMIT => (retries::errno(row), EVENT_RETRY_LIMIT),
+                OVER_BUDGET => (retries::errno(row), EVENT_RETRY_BUDGET),
+                _ => (ETIMEDOUT, EVENT_RETRY_DEADLINE),
+            };
+            let refusal = Refusal {
+                row,
+                index,
+                errno,
+                now,
+                pid_tgid,
+                cookie,
+                reason,
+                enforced,
+            };
             if enforced {
-                refuse_with(errno);
-                return REFUSE;
+                return refusal::refuse(ctx.as_ptr(), &refusal);
             }
+            refusal::tell(&refusal);
             operation = hidden64(retries::let_pass(index, pid_tgid as u32));
         }
 
@@ -257,6 +264,9 @@ fn judge(ctx: &SockAddrContext, addr: [u8; 16], ifindex: u32) -> i32 {
             rows::count(|c| &raw mut (*c).unstamped);
             if flags & STAMP_PROBE != 0 {
                 probes::give_back(row, verdict.generation);
+            }
+            if operation & HELD != 0 {
+                held::forget();
             }
             return ALLOW;
         };
@@ -268,9 +278,11 @@ fn judge(ctx: &SockAddrContext, addr: [u8; 16], ifindex: u32) -> i32 {
         (*stamp).own_timeout_ms = 0;
         (*stamp).syn_timeout_ticks = 0;
         (*stamp).begun_ns = 0;
-        (*stamp).operation = operation;
+        (*stamp).operation = operation & !HELD;
         (*stamp).ended = ENDED_WELL;
         (*stamp).released = 0;
+        (*stamp).hold_ms = 0;
+        (*stamp).syn_count = 0;
         (*stamp).pid = pid;
         (*stamp).tid = pid_tgid as u32;
         bpf_get_current_comm((&raw mut (*stamp).comm).cast(), COMM_LEN as u32);
@@ -280,10 +292,18 @@ fn judge(ctx: &SockAddrContext, addr: [u8; 16], ifindex: u32) -> i32 {
                 (*stamp).our_timeout_ms = (*row).settings.connect_timeout_ms;
                 flags |= STAMP_OBSERVED;
             } else {
-                bound(stamp, row, sk.user_timeout());
+                let left = if is_retry(operation) {
+                    retries::left_ms(row, operation, now)
+                } else {
+                    u32::MAX
+                };
+                bound(stamp, row, sk.user_timeout(), left);
             }
         }
         (*stamp).flags = flags;
+        if operation & HELD != 0 {
+            held::hold(ctx.as_ptr(), stamp, sk.user_timeout(), now);
+        }
         (*stamp).phase = PHASE_STAMPED;
         if flags & STAMP_PROBE != 0 {
             events::send(&Event {
@@ -301,22 +321,6 @@ fn judge(ctx: &SockAddrContext, addr: [u8; 16], ifindex: u32) -> i32 {
     ALLOW
 }
 
-/// Sets what connect() returns. Newer kernels want the verifier to know that the value is an errno
-/// (-4095 to 0), and look at all 64 bits of it; aya's binding passes 32.
-#[inline(always)]
-unsafe fn refuse_with(errno: u16) {
-    /// BPF_FUNC_set_retval (include/uapi/linux/bpf.h).
-    const SET_RETVAL: usize = 187;
-    /// No errno is larger. A mask, because a comparison may be of another register's copy of it.
-    const MAX_ERRNO: i64 = 4095;
-    let errno = i64::from(errno) & MAX_ERRNO;
-    // SAFETY: the number of a helper is its address, and it takes one integer.
-    unsafe {
-        let set_retval: unsafe extern "C" fn(i64) -> i64 = core::mem::transmute(SET_RETVAL);
-        set_retval(-errno);
-    }
-}
-
 /// Settles what an earlier connect() on this socket has left behind: it failed before a SYN was
 /// sent, or its end was hidden from us (another program took the callback flags away).
 #[inline(always)]
@@ -325,6 +329,7 @@ unsafe fn unfinished(ctx: &SockAddrContext, found: Found, now: u64) {
     unsafe {
         match (*found.stamp).phase {
             PHASE_IDLE => {}
+            // It was refused, a little later.
             // It failed, and is used again: the program knows.
             PHASE_ENDED => retries::known(found.stamp, now, (*found.stamp).ended),
             // Its end was hidden from us; nothing is owed on a socket that connects anew.
@@ -339,12 +344,18 @@ unsafe fn unfinished(ctx: &SockAddrContext, found: Found, now: u64) {
                 };
                 exchange::closing(found.stamp, now, &change);
             }
+            PHASE_HELD => {
+                user_timeout::give_back(ctx.as_ptr(), found.stamp);
+                held::ended(found.stamp);
+            }
             PHASE_STAMPED => {
                 user_timeout::give_back(ctx.as_ptr(), found.stamp);
+                held::ended(found.stamp);
                 outcome::local(found.stamp, now);
             }
             _ => {
                 user_timeout::give_back(ctx.as_ptr(), found.stamp);
+                held::ended(found.stamp);
                 outcome::abandoned(found.stamp, now);
             }
         }
@@ -352,58 +363,26 @@ unsafe fn unfinished(ctx: &SockAddrContext, found: Found, now: u64) {
     }
 }
 
-/// Notes the connect timeout, or leaves it to the program's own TCP_USER_TIMEOUT (`own`, ms) where
+/// Notes the connect timeout (at most `left`, ms), or leaves it to the program's own TCP_USER_TIMEOUT (`own`, ms) where
 /// that is stricter. Either way the first SYN timer is chosen so that it holds exactly (see
 /// `agent_common::syn`). The option itself is set when that timer runs out (`follow`).
 #[inline(always)]
-unsafe fn bound(stamp: *mut Stamp, row: *mut Row, own: u32) {
+unsafe fn bound(stamp: *mut Stamp, row: *mut Row, own: u32, left: u32) {
     // SAFETY: by the caller.
     unsafe {
         let timeout = (*row).settings.connect_timeout_ms;
-        if own == 0 || own > timeout {
-            (*stamp).our_timeout_ms = timeout;
+        let mut odd = own;
+        if own == 0 || own > timeout.min(left) {
+            (*stamp).our_timeout_ms = timeout.min(left);
             (*stamp).syn_timeout_ticks = (*row).settings.syn_timeout_ticks;
-        } else if let Some(control) = rows::control() {
+            if timeout <= left {
+                return;
+            }
+            odd = left;
+        }
+        if let Some(control) = rows::control() {
             let linear = (*control).syn_linear != 0;
-            (*stamp).syn_timeout_ticks = first_timeout_ticks(own, (*control).tick_ns, linear);
+            (*stamp).syn_timeout_ticks = first_timeout_ticks(odd, (*control).tick_ns, linear);
         }
-    }
-}
-
-/// A refusal.
-struct Refusal {
-    index: u32,
-    generation: u32,
-    errno: u16,
-    /// The `EVENT_` flag of the reason; 0: the breaker.
-    reason: u32,
-}
-
-/// Reports a refusal (or one that observe mode forgoes) now and then.
-#[inline(never)]
-unsafe fn refused(row: *mut Row, now: u64, pid_tgid: u64, enforced: bool, refusal: &Refusal) {
-    // SAFETY: by the caller.
-    unsafe {
-        let last = atomics::load(&raw const (*row).last_reject_event_ns);
-        if now.saturating_sub(last) < REJECT_EVENT_EVERY_NS && last != 0 {
-            return;
-        }
-        if !atomics::replace(&raw mut (*row).last_reject_event_ns, last, now) {
-            return;
-        }
-        let mut event = Event {
-            kind: EventKind::REJECTED,
-            row: refusal.index,
-            incarnation: (*row).incarnation,
-            generation: refusal.generation,
-            at_ns: now,
-            errno: u32::from(refusal.errno),
-            pid: (pid_tgid >> 32) as u32,
-            tid: pid_tgid as u32,
-            flags: refusal.reason | if enforced { 0 } else { EVENT_WOULD },
-            ..events::EMPTY
-        };
-        bpf_get_current_comm(event.comm.as_mut_ptr().cast(), COMM_LEN as u32);
-        events::send(&event);
     }
 }

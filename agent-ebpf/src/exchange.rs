@@ -35,7 +35,7 @@ use aya_ebpf::{
 };
 
 use crate::{
-    atomics, begin, counted, events,
+    atomics, begin, counted, events, held,
     opaque::hidden,
     outcome::{self, Window},
     retries, retry_after,
@@ -44,6 +44,7 @@ use crate::{
 };
 
 const PASS: i32 = 1;
+const DROP: i32 = 0;
 const EPIPE: u32 = 32;
 const ECONNABORTED: u32 = 103;
 const ECONNRESET: u32 = 104;
@@ -68,7 +69,13 @@ const SSH_BEGINS_WITHIN: u32 = 3;
 pub fn sent(ctx: SkBuffContext) -> i32 {
     // SAFETY: the program's context.
     unsafe {
-        if let Some(segment) = segment::of(ctx.skb.skb)
+        let Some(segment) = segment::or_syn(ctx.skb.skb) else {
+            return PASS;
+        };
+        if segment.is_syn && held::any() && held::syn(bpf_get_socket_cookie(ctx.as_ptr())) != PASS {
+            return DROP;
+        }
+        if segment.payload != 0
             && let Some(stamp) = stamp_of(&ctx)
         {
             match (*stamp).phase {
@@ -627,7 +634,8 @@ pub unsafe fn closing(stamp: *mut Stamp, now: u64, change: &Change) -> bool {
             _ => &raw mut (*row).exchange_other,
         };
         atomics::add(counter, 1);
-        (*stamp).ended = if is_stale || outcome == OUTCOME_ABANDONED {
+        let is_one_way = outcome == OUTCOME_GAVE_UP && is_one_way(row, word);
+        (*stamp).ended = if is_stale || outcome == OUTCOME_ABANDONED || is_one_way {
             ENDED_WELL
         } else {
             ENDED_UNANSWERED
@@ -635,12 +643,6 @@ pub unsafe fn closing(stamp: *mut Stamp, now: u64, change: &Change) -> bool {
         if is_stale || outcome == OUTCOME_ABANDONED {
             probe_ended(stamp, now, us, OUTCOME_ABANDONED);
         } else {
-            // A destination that has never answered anybody may be one that never does (syslog):
-            // that a program closes without an answer is counted there, and judges nobody. TLS
-            // answers a ClientHello always.
-            let is_one_way = outcome == OUTCOME_GAVE_UP
-                && (*row).responses == 0
-                && kind_of_request(word) != KIND_HANDSHAKE;
             let seq = if is_one_way {
                 0
             } else {
@@ -652,6 +654,17 @@ pub unsafe fn closing(stamp: *mut Stamp, now: u64, change: &Change) -> bool {
         ended(row);
     }
     true
+}
+
+/// A destination that has never answered anybody may be one that never does (syslog): that a program
+/// closes without an answer is counted there, and judges nobody. TLS answers a ClientHello always.
+///
+/// # Safety
+/// As [`closing`]; `request` is the exchange's word.
+#[inline(always)]
+pub unsafe fn is_one_way(row: *mut Row, request: u64) -> bool {
+    // SAFETY: by the caller, map memory.
+    unsafe { (*row).responses == 0 && kind_of_request(request) != KIND_HANDSHAKE }
 }
 
 /// What it means that the program closes before the answer.

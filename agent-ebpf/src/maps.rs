@@ -12,6 +12,7 @@ use agent_common::{
     lent::LENT_MOST,
     pace::{PACE_SLOTS, Pace},
     retry::{TASK_SLOTS, Task},
+    spin::{SPIN_SLOTS, Spin},
     stamp::{CONNECTION_SLOTS, COUNTED_MOST, SPILLED_MOST, Slot},
     window::Block,
 };
@@ -95,11 +96,11 @@ pub static RECENTLY_ESTABLISHED: Array<u64> = Array::with_max_entries(RECENT_SLO
 pub const RECENT_SLOTS: u32 = 4096;
 
 /// Budget and counters of retries, an entry for each row. Written by the kernel, but where said. Mapped,
-/// 128 bytes an entry.
+/// 136 bytes an entry.
 #[map]
 pub static RETRIES: Array<Retries> = Array::with_max_entries(17, BPF_F_MMAPABLE);
 
-/// What each policy says about retries. Written by the agent. Mapped, 40 bytes an entry.
+/// What each policy says about retries. Written by the agent. Mapped, 56 bytes an entry.
 #[map]
 pub static RETRY_POLICIES: Array<RetrySettings> = Array::with_max_entries(1, BPF_F_MMAPABLE);
 
@@ -107,6 +108,11 @@ pub static RETRY_POLICIES: Array<RetrySettings> = Array::with_max_entries(1, BPF
 /// bytes an entry.
 #[map]
 pub static TASKS: Array<Task> = Array::with_max_entries(TASK_SLOTS, 0);
+
+/// Tasks that were refused of late, at the place that the task names. Written by the kernel. 32 bytes an
+/// entry.
+#[map]
+pub static SPINS: Array<Spin> = Array::with_max_entries(SPIN_SLOTS, 0);
 
 /// How soon processes call again, at the place that process and row name. Written by the kernel. 40
 /// bytes an entry.
@@ -117,7 +123,7 @@ pub static PACES: Array<Pace> = Array::with_max_entries(PACE_SLOTS, 0);
 #[map]
 pub static EVENTS: RingBuf = RingBuf::with_byte_size(1 << 20, 0);
 
-/// Stamps of connections, by the socket's cookie. Written by the kernel. Mapped, 184 bytes an entry.
+/// Stamps of connections, by the socket's cookie. Written by the kernel. Mapped, 192 bytes an entry.
 #[map]
 pub static CONNECTIONS: Array<Slot> = Array::with_max_entries(CONNECTION_SLOTS, BPF_F_MMAPABLE);
 

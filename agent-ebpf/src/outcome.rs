@@ -12,7 +12,7 @@ use agent_common::{
     histogram,
     retry::ENDED_UNCONNECTED,
     stamp::{
-        PHASE_IDLE, PHASE_OPEN, PROTOCOL_UNKNOWN, STAMP_OBSERVED, STAMP_PROBE,
+        PHASE_IDLE, PHASE_OPEN, PROTOCOL_UNKNOWN, STAMP_HELD, STAMP_OBSERVED, STAMP_PROBE,
         STAMP_PROBE_BY_EXCHANGE, STAMP_TIMEOUT_SET, STAMP_UNJUDGED,
     },
     window,
@@ -411,7 +411,8 @@ pub unsafe fn gave_up(stamp: *mut Stamp, now: u64) -> bool {
             return false;
         };
         let limit = u64::from((*row).settings.gave_up_ms) * agent_common::NANOS_PER_MS;
-        if limit == 0 || now.saturating_sub((*stamp).begun_ns) < limit {
+        let is_held = (*stamp).flags & STAMP_HELD != 0;
+        if limit == 0 || is_held || now.saturating_sub((*stamp).begun_ns) < limit {
             return false;
         }
         let pid = (*stamp).pid;

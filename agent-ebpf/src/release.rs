@@ -10,8 +10,8 @@ use agent_common::{
     event::OUTCOME_GAVE_UP,
     retry::{ENDED_UNANSWERED, ENDED_UNCONNECTED, ENDED_WELL},
     stamp::{
-        PHASE_ENDED, PHASE_IDLE, PHASE_OPEN, PHASE_STAMPED, STAMP_UNWATCHED, STAMP_WATCHED,
-        unpack_request,
+        PHASE_ENDED, PHASE_HELD, PHASE_IDLE, PHASE_OPEN, PHASE_STAMPED, STAMP_UNWATCHED,
+        STAMP_WATCHED, unpack_request,
     },
 };
 use aya_ebpf::{
@@ -23,7 +23,7 @@ use aya_ebpf::{
 
 use crate::{
     exchange::{self, Change},
-    kernel, outcome, retries, stamps,
+    held, kernel, outcome, retries, stamps,
 };
 
 const TCP_ESTABLISHED: u32 = 1;
@@ -71,12 +71,22 @@ pub fn release(ctx: SockContext) -> i32 {
                 exchange::closing(stamp, now, &change);
                 retries::known(stamp, now, (*stamp).ended);
             }
-            PHASE_STAMPED => outcome::local(stamp, bpf_ktime_get_ns()),
+            PHASE_STAMPED => {
+                held::ended(stamp);
+                outcome::local(stamp, bpf_ktime_get_ns());
+            }
+            // Refused a little later: it ends when the kernel closes it, in a moment.
+            PHASE_HELD if (*ctx.sock).state != TCP_CLOSE => {
+                (*stamp).released = 1;
+                return 1;
+            }
+            PHASE_HELD => held::ended(stamp),
             // Closed without our being told: another sock_ops program has taken the flag for it.
             _ if (*ctx.sock).state == TCP_CLOSE => {
                 let error = kernel::error_of_context(ctx.sock);
                 let exiting = error == 0 && kernel::current_is_exiting();
                 let now = bpf_ktime_get_ns();
+                held::ended(stamp);
                 outcome::closed(stamp, now, error, exiting);
                 retries::known(stamp, now, (*stamp).ended);
             }
@@ -100,7 +110,8 @@ pub fn release(ctx: SockContext) -> i32 {
 unsafe fn closes_open(stamp: *mut Stamp) {
     // SAFETY: by the caller, map memory.
     unsafe {
-        let (number, _) = unpack_request((&raw const (*stamp).request).read_volatile());
+        let word = (&raw const (*stamp).request).read_volatile();
+        let (number, _) = unpack_request(word);
         let is_answered = number == (&raw const (*stamp).answers).read_volatile();
         if is_answered && (*stamp).ended == ENDED_WELL && (*stamp).flags & STAMP_WATCHED == 0 {
             return;
@@ -115,7 +126,11 @@ unsafe fn closes_open(stamp: *mut Stamp) {
             }
         } else {
             let waited_us = now.saturating_sub((*stamp).begun_ns) / 1000;
+            let Some(row) = outcome::row_of(stamp) else {
+                return;
+            };
             if exchange::given_up(stamp, waited_us, false) != OUTCOME_GAVE_UP
+                || exchange::is_one_way(row, word)
                 || kernel::current_is_exiting()
             {
                 return;

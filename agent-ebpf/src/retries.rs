@@ -5,13 +5,13 @@
 //! docs/RETRIES.md, what is remembered in [`agent_common::retry`].
 
 use agent_common::{
-    Mode, OTHER_ROW, Retries, RetrySettings, Row, Stamp, Verdict,
+    Mode, NANOS_PER_MS, OTHER_ROW, Retries, RetrySettings, Row, Stamp, Verdict,
     budget::{self, Cells, Counts},
     pace::{self, PACE_SLOTS},
     retry::{
-        ENDED_UNCONNECTED, ENDED_WELL, NO_LIMIT, NTH, SAMPLE_TICKS, SELDOM_NS, TASK_SLOTS, Task,
-        age_ns, fresh, is_in_time, is_new_second, is_to_come, owner, pack_operation, pause, place,
-        tick, unpack_operation,
+        ENDED_UNCONNECTED, ENDED_WELL, HELD, NO_LIMIT, NTH, SAMPLE_TICKS, SELDOM_NS, TASK_SLOTS,
+        Task, age_ns, fresh, is_in_time, is_new_second, is_to_come, operation_begin_ns, owner,
+        pack_operation, pause, place, tick, unpack_operation,
     },
     row::ROW_RETRIES,
     stamp::{STAMP_WATCHED, unpack_request},
@@ -19,7 +19,7 @@ use agent_common::{
 use aya_ebpf::helpers::generated::bpf_get_current_pid_tgid;
 
 use crate::{
-    atomics, maps,
+    atomics, held, maps,
     opaque::{hidden, hidden64},
     outcome,
 };
@@ -28,6 +28,10 @@ use crate::{
 pub const OVER_LIMIT: u64 = 1;
 /// In place of an operation: refused, the budget is spent.
 pub const OVER_BUDGET: u64 = 2;
+/// In place of an operation: refused, its deadline has passed.
+pub const OVER_DEADLINE: u64 = 3;
+/// The last of them.
+pub const OVER_LAST: u64 = OVER_DEADLINE;
 
 /// Whether a connect is looked at as a possible retry. Where nothing has failed of late, hardly any is.
 ///
@@ -135,9 +139,9 @@ pub fn enter(index: u32, epoch: u64) {
     budget::enter(&mut Shared { retries, attempts }, epoch);
 }
 
-/// The operation that a connect is an attempt of ([`pack_operation`]), or [`OVER_LIMIT`] or
-/// [`OVER_BUDGET`] when it is to be refused. `mode` is what may be done to it: one of the [`Mode`]
-/// constants.
+/// The operation that a connect is an attempt of ([`pack_operation`], and [`HELD`] when its SYN is to be
+/// held), or one of the `OVER_` constants when it is to be refused. `mode` is what may be done to it: one
+/// of the [`Mode`] constants.
 ///
 /// # Safety
 /// `row` must be the row of that index.
@@ -161,7 +165,7 @@ pub unsafe fn judge(row: *mut Row, index: u32, now: u64, pid_tgid: u64, mode: u3
             allowed(task, policy, now, operation, mode)
         };
         let operation = hidden64(operation);
-        if operation > OVER_BUDGET {
+        if operation > OVER_LAST {
             if (*task).open != 0 {
                 (*task).in_doubt = 1;
             }
@@ -232,8 +236,13 @@ unsafe fn again(
         (*pace).failed = pace::with((*pace).failed, bucket);
         let (first, _, _) = unpack_operation((*task).operation);
         let age_ns = age_ns(first, now);
-        let is_over = age_ns > (*policy).window_ns
-            || ((*policy).deadline_ns != 0 && age_ns > (*policy).deadline_ns)
+        // (Past the deadline it is refused for another window.)
+        let over_deadline = (*policy).deadline_ns != 0 && age_ns > (*policy).deadline_ns;
+        let mut most_ns = (*policy).window_ns;
+        if over_deadline {
+            most_ns += (*policy).deadline_ns;
+        }
+        let is_over = age_ns > most_ns
             || Verdict::unpack(atomics::load(&raw const (*row).verdict)).generation
                 != (*task).generation;
         if is_over || is_soon == 0 {
@@ -272,6 +281,23 @@ unsafe fn allowed(
         let is_anew =
             (*task).pending > 1 || answers(row, retries, (*task).ended) != (*task).answers;
         let since = if is_anew { 0 } else { since };
+        let deadline_ns = (*policy).deadline_ns;
+        if deadline_ns != 0 && age_ns(first, now) > deadline_ns {
+            if is_anew {
+                (*task).ended = ENDED_WELL;
+                (*task).pending = 0;
+                return fresh(now);
+            }
+            if mode != Mode::OFF {
+                if mode == Mode::ENFORCE {
+                    atomics::add32(&raw mut (*retries).rejected_deadline, 1);
+                } else {
+                    atomics::add32(&raw mut (*retries).would_deadline, 1);
+                }
+                return OVER_DEADLINE;
+            }
+        }
+        let mut held = 0;
         if mode != Mode::OFF {
             let limit = (*policy).limit;
             if limit != NO_LIMIT && since > limit {
@@ -295,8 +321,15 @@ unsafe fn allowed(
                 }
                 return OVER_BUDGET;
             }
+            if (*policy).backoff_base_ms != 0 && mode == Mode::ENFORCE {
+                if !held::take((*policy).max_held) {
+                    atomics::add32(&raw mut (*retries).rejected_budget, 1);
+                    return OVER_BUDGET;
+                }
+                held = HELD;
+            }
         }
-        passes(task, retries, first, number, since)
+        passes(task, retries, first, number, since) | held
     }
 }
 
@@ -332,6 +365,27 @@ pub unsafe fn errno(row: *mut Row) -> u16 {
             Some(policy) => (*policy).errno as u16,
             None => 111,
         }
+    }
+}
+
+/// What is left of an operation's deadline, ms, at least 1; `u32::MAX` where it has none.
+///
+/// # Safety
+/// `row` must be map memory.
+#[inline(never)]
+pub unsafe fn left_ms(row: *mut Row, operation: u64, now: u64) -> u32 {
+    // SAFETY: by contract; as the policy's entry.
+    unsafe {
+        let Some(policy) = maps::RETRY_POLICIES.get_ptr((*row).settings.policy) else {
+            return u32::MAX;
+        };
+        let deadline_ns = (*policy).deadline_ns;
+        if deadline_ns == 0 {
+            return u32::MAX;
+        }
+        let ends_ns = operation_begin_ns(operation) + deadline_ns;
+        let left_ms = ends_ns.saturating_sub(now) / NANOS_PER_MS;
+        if left_ms == 0 { 1 } else { left_ms as u32 }
     }
 }
 

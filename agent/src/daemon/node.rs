@@ -8,7 +8,9 @@ use std::{collections::HashMap, path::PathBuf, sync::Arc};
 
 use agent_common::{
     EventKind, Mode, OTHER_ROW, Row as KernelRow, Settings, Verdict,
-    event::{EVENT_OUR_TIMEOUT, EVENT_RETRY_BUDGET, EVENT_RETRY_LIMIT, EVENT_WOULD},
+    event::{
+        EVENT_OUR_TIMEOUT, EVENT_RETRY_BUDGET, EVENT_RETRY_DEADLINE, EVENT_RETRY_LIMIT, EVENT_WOULD,
+    },
     row::ROW_PROTECTED,
     verdict::{STATE_FORCED_CLOSED, STATE_FORCED_OPEN},
 };
@@ -162,7 +164,7 @@ pub struct Node {
     pub(super) losses_at: Nanos,
     /// Refusals that the last `rejected` event of a row had counted: by the breaker, the retry budget
     /// and the retry limit.
-    pub(super) reported: HashMap<RowId, [u64; 3]>,
+    pub(super) reported: HashMap<RowId, [u64; 4]>,
     pub(super) lost: u64,
 }
 
@@ -395,6 +397,8 @@ impl Node {
                 rejected.retry_budget + would.retry_budget,
                 1,
             )
+        } else if event.flags & EVENT_RETRY_DEADLINE != 0 {
+            ("deadline", rejected.deadline + would.deadline, 3)
         } else {
             ("breaker", rejected.breaker + would.breaker, 0)
         };

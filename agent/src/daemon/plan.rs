@@ -192,6 +192,10 @@ fn retry_settings(policy: &Policy) -> RetrySettings {
         } else {
             0
         },
+        spin_per_second: retry.spin_per_second.filter(|_| retry.enabled).unwrap_or(0),
+        backoff_base_ms: retry.backoff.as_ref().map_or(0, |b| millis(b.base)),
+        backoff_max_ms: retry.backoff.as_ref().map_or(0, |b| millis(b.max)),
+        max_held: retry.max_held,
         reserved: 0,
     }
 }

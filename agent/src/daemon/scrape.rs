@@ -51,6 +51,7 @@ pub async fn text(node: &mut Node) -> Result<String> {
             failures: view::failures(&row),
             rejected: view::rejected(&row, &retries),
             would_reject: view::would_reject(&row, &retries),
+            held: view::held(&retries),
             retries: retries.total(),
             budget_tokens: view::tokens(&node.plan, &row, retries, clock::now()),
             operations: retries.operations(row.attempts),

@@ -120,7 +120,7 @@ impl Viewer<'_> {
             failures: failures(row),
             rejected: rejected(row, &retries),
             would_reject: would_reject(row, &retries),
-            held: Held::default(),
+            held: held(&retries),
             would_timeout: row.would_timeout,
             hung_recovered: row.hung_recovered,
             retry: self.retry(row, retries),
@@ -278,7 +278,16 @@ pub fn rejected(row: &KernelRow, retries: &Retries) -> Rejections {
         breaker: row.rejected_breaker,
         retry_budget: u64::from(retries.rejected_budget),
         retry_limit: u64::from(retries.rejected_limit),
+        deadline: u64::from(retries.rejected_deadline),
         ..Rejections::default()
+    }
+}
+
+/// Connects that were made to wait, by reason.
+pub fn held(retries: &Retries) -> Held {
+    Held {
+        backoff: u64::from(retries.held_backoff),
+        spin: u64::from(retries.held_spin),
     }
 }
 
@@ -288,6 +297,7 @@ pub fn would_reject(row: &KernelRow, retries: &Retries) -> Rejections {
         breaker: row.would_reject_breaker,
         retry_budget: u64::from(retries.would_budget),
         retry_limit: u64::from(retries.would_limit),
+        deadline: u64::from(retries.would_deadline),
         ..Rejections::default()
     }
 }

@@ -64,6 +64,8 @@ metrics! {
         "Connects refused by Backstop, by reason; they never reached the destination.";
     Counter row WOULD_REJECT = "would_reject_total" ["reason"]:
         "Connects that observe mode let pass and enforce mode would have refused, by reason.";
+    Counter row HELD = "held_total" ["reason"]:
+        "Connects that were made to wait, by reason: backoff before a retry, or a task that spins.";
     Counter row RETRIES = "retries_total" []:
         "Connects that were retries of one that had failed.";
     Gauge row RETRY_BUDGET = "retry_budget_tokens" []:

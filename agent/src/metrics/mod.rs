@@ -14,7 +14,7 @@ pub use histogram::{
 };
 pub use render::{RenderError, Rows, SERIES_ROWS, render};
 
-use crate::control::api::{Failures, ReasonKind, Rejections, State, TimeoutKind};
+use crate::control::api::{Failures, Held, ReasonKind, Rejections, State, TimeoutKind};
 
 /// The numbers of the node.
 #[derive(Default)]
@@ -78,6 +78,8 @@ pub struct RowMetrics {
     pub rejected: Rejections,
     /// Calls that observe mode let pass.
     pub would_reject: Rejections,
+    /// Connects that were made to wait.
+    pub held: Held,
     /// Attempts that were retries.
     pub retries: u64,
     /// Retries that the budget still allows; `None`: there is no budget.

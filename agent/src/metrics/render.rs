@@ -13,7 +13,7 @@ use super::{
 };
 use crate::control::api::{Failures, ReasonKind, Rejections, State, TimeoutKind};
 
-/// Label sets that get series of their own; a row has some 78, so that a full page is about 40 MB.
+/// Label sets that get series of their own; a row has some 80, so that a full page is about 40 MB.
 /// Rows beyond them are added up as destination `other`.
 pub const SERIES_ROWS: usize = 4096;
 
@@ -109,6 +109,7 @@ struct Series {
     failures: BTreeMap<&'static str, u64>,
     rejected: BTreeMap<&'static str, u64>,
     would_reject: BTreeMap<&'static str, u64>,
+    held: BTreeMap<&'static str, u64>,
     transitions: BTreeMap<(State, State, ReasonKind), u64>,
     retries: u64,
     budget_tokens: Option<u64>,
@@ -181,6 +182,8 @@ impl Series {
             &Rejections::each(&row.would_reject),
             &always,
         );
+        let held = [("backoff", row.held.backoff), ("spin", row.held.spin)];
+        add(&mut self.held, &held, &["backoff", "spin"]);
         for transition in &row.transitions {
             let key = (transition.from, transition.to, transition.reason);
             let sum = self.transitions.entry(key).or_default();
@@ -210,6 +213,7 @@ impl Series {
             (declared::FAILURES, &self.failures),
             (declared::REJECTED, &self.rejected),
             (declared::WOULD_REJECT, &self.would_reject),
+            (declared::HELD, &self.held),
         ] {
             for (word, count) in counts {
                 page.number(metric, &row, &[word], *count);

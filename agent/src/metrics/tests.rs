@@ -32,6 +32,7 @@ fn row(destination: &str) -> RowMetrics {
             ..Rejections::default()
         },
         would_reject: Rejections::default(),
+        held: Held::default(),
         retries: 3,
         budget_tokens: Some(96),
         operations: [4, 1, 1, 0, 0],
