@@ -232,20 +232,22 @@ fn a_held_connect_to_a_silent_host_ends_in_time() {
 }
 
 #[test]
-fn a_pause_lets_held_retries_go() {
-    let mut scene = Scene::new(&backoff("60s", "60s"));
-    scene.attempt();
-    scene
-        .python
-        .run("s = socket.socket()\ns.setblocking(False)\ne = s.connect_ex(TO)");
-    assert_eq!(scene.python.value("e"), 115);
-    let agent = &scene.agent;
-    agent.wait_row(DESTINATION, "held", |row| row["held"]["backoff"] == 1);
-    assert_eq!(
-        agent.rows(DESTINATION)[0]["in_flight"],
-        1,
-        "held, and not ended"
-    );
+fn a_stop_gives_back_the_options_of_what_is_held() {
+    let Scene {
+        net: _net,
+        agent,
+        mut python,
+        group: _group,
+    } = Scene::new(&backoff("60s", "60s"));
+    attempt(&mut python);
+    python.run("s = socket.socket()\ns.setblocking(False)\ne = s.connect_ex(TO)");
+    assert_eq!(python.value("e"), 115);
+    agent.wait_row(DESTINATION, "held", |row| {
+        row["held"]["backoff"] == 1 && row["in_flight"] == 1
+    });
+    assert_eq!(python.value("options(s) == BEFORE"), false);
+    agent.stop();
+    assert_eq!(python.value("options(s) == BEFORE"), true);
 }
 
 #[test]
