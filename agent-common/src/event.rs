@@ -70,6 +70,8 @@ pub const EVENT_RETRY_BUDGET: u32 = 1 << 5;
 pub const EVENT_RETRY_DEADLINE: u32 = 1 << 6;
 /// Observe mode: it would have been refused, or timed out, and was not.
 pub const EVENT_WOULD: u32 = 1 << 2;
+/// Refused by a limit, not by the breaker.
+pub const EVENT_LIMIT: u32 = 1 << 7;
 
 /// Established.
 pub const OUTCOME_ESTABLISHED: u32 = 1;

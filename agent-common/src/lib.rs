@@ -1,7 +1,8 @@
 //! The binary interface (ABI) between the kernel programs (`agent-ebpf`) and the agent (`agent`).
 //!
 //! Nothing else lives here, except arithmetic that both sides must do alike (the call window, the
-//! latency buckets, the retry budget, the pace of a program), so that the code that runs in the kernel is property-tested natively.
+//! latency buckets, the retry budget, the pace of a program, the limits), so that the code that runs in the
+//! kernel is property-tested natively.
 //!
 //! Rules for every shared type: `repr(C)`, fixed-width integers, no `bool`, `enum`, `Option` or
 //! implicit padding, [`bytemuck::Pod`], and a compile-time check of size and offsets. A number in
@@ -17,6 +18,7 @@ pub mod event;
 pub mod histogram;
 pub mod key;
 pub mod lent;
+pub mod limits;
 pub mod pace;
 pub mod ramp;
 pub mod retry;
@@ -40,7 +42,7 @@ pub use verdict::Verdict;
 pub use window::CallWindow;
 
 /// Version of everything in this crate; raised with any change of layout or meaning.
-pub const ABI_VERSION: u32 = 5;
+pub const ABI_VERSION: u32 = 6;
 
 /// Nanoseconds in a millisecond.
 pub const NANOS_PER_MS: u64 = 1_000_000;

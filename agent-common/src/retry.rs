@@ -25,8 +25,6 @@ pub struct RetrySettings {
     pub budget_floor: u32,
     /// Retries of an operation; [`NO_LIMIT`]: any number.
     pub limit: u32,
-    /// What a refused connect() returns, positive.
-    pub errno: u32,
     /// Factor of the epochs of the budget ([`crate::budget::epoch_scale`]); 0: retries are not looked
     /// for.
     pub scale: u32,
@@ -38,11 +36,9 @@ pub struct RetrySettings {
     pub backoff_max_ms: u32,
     /// SYNs held at once, of the whole node; retries beyond are refused.
     pub max_held: u32,
-    /// Zero.
-    pub reserved: u32,
 }
 
-layout!(RetrySettings, size 56, window_ns at 0, budget_ppm at 16, errno at 28, max_held at 48);
+layout!(RetrySettings, size 48, window_ns at 0, budget_ppm at 16, scale at 28, max_held at 44);
 
 /// In [`RetrySettings::limit`].
 pub const NO_LIMIT: u32 = u32::MAX;

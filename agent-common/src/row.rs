@@ -7,7 +7,7 @@
 
 use bytemuck::{Pod, Zeroable};
 
-use crate::{DestinationKey, layout};
+use crate::{DestinationKey, layout, limits};
 
 /// Row 0 takes what finds no row of its own (all rows in use). It has no breaker.
 pub const OTHER_ROW: u32 = 0;
@@ -16,8 +16,10 @@ pub const OTHER_ROW: u32 = 0;
 pub const ROW_PROTECTED: u32 = 1;
 /// Belongs to the agent's own self-test; not shown to anybody.
 pub const ROW_CANARY: u32 = 1 << 1;
+/// Some limit of the policy is on: `connect()` claims a place ([`crate::limits`]).
+pub const ROW_LIMITED: u32 = 1 << 2;
 /// Retries are told from fresh calls: the policy has a limit or a budget for them.
-pub const ROW_RETRIES: u32 = 1 << 2;
+pub const ROW_RETRIES: u32 = 1 << 3;
 
 /// Settings of a policy as the kernel needs them. Copied into a row at its creation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
@@ -44,14 +46,25 @@ pub struct Settings {
     pub exchange_gave_up_ms: u32,
     /// Idle time after which keepalive asks whether the peer lives, s; 0: off.
     pub keepalive_s: u32,
+    /// Live connections at most; 0: no limit. Looked at with [`ROW_LIMITED`] only, as are those below.
+    pub connections_most: u32,
+    /// Connects without an answer at most; 0: no limit.
+    pub pending_most: u32,
+    /// Connects a second at most; 0: no limit.
+    pub connects_per_second: u32,
+    /// What a `connect()` beyond a limit ends with (positive).
+    pub limit_errno: u32,
 }
 
 /// In [`Settings::fail_status`]: every 5xx is a failure.
 pub const FAIL_5XX: u32 = 1;
 
-layout!(Settings, size 40, connect_timeout_ms at 0, policy at 16, flags at 20, slow_call_us at 24);
+layout!(
+    Settings, size 56,
+    connect_timeout_ms at 0, policy at 16, flags at 20, slow_call_us at 24, connections_most at 40,
+);
 
-/// A row. 512 bytes, in lines of 64: what is written rarely is apart from what each call writes.
+/// A row. 576 bytes, in lines of 64: what is written rarely is apart from what each call writes.
 #[derive(Clone, Copy, Pod, Zeroable)]
 #[repr(C)]
 pub struct Row {
@@ -73,10 +86,6 @@ pub struct Row {
     // --- verdict and settings: written by the agent, read by the connect hook
     /// A packed [`crate::Verdict`].
     pub verdict: u64,
-    /// When an open verdict ends by itself (CLOCK_MONOTONIC, ns), whatever becomes of the agent.
-    pub verdict_until_ns: u64,
-    /// Packed probe slots ([`crate::verdict::pack_probe_slots`]); the kernel claims and returns.
-    pub probe_slots: u64,
     /// Settings of the row's policy.
     pub settings: Settings,
 
@@ -85,8 +94,9 @@ pub struct Row {
     pub attempts: u64,
     /// Connects established.
     pub established: u64,
-    /// Connects begun and not ended (established, failed or abandoned).
-    pub in_flight: u64,
+    /// Connects without an answer and live connections, in one word: see [`crate::limits`] and
+    /// [`Row::pending`], [`Row::live`].
+    pub places: u64,
     /// Calls in the window of connects so far: the sequence number of the last one.
     pub connect_calls: u64,
     /// Sum of the latencies of established connects, us.
@@ -205,12 +215,46 @@ pub struct Row {
     pub fired_stall: u32,
     /// Deadlines that fired.
     pub fired_deadline: u32,
+
+    // --- what only some connects need
+    /// When an open verdict ends by itself (CLOCK_MONOTONIC, ns), whatever becomes of the agent.
+    /// Written by the agent.
+    pub verdict_until_ns: u64,
+    /// Packed probe slots ([`crate::verdict::pack_probe_slots`]); the kernel claims and returns.
+    pub probe_slots: u64,
+    /// The bucket of `connects_per_second` ([`crate::limits::take`]); the kernel takes.
+    pub bucket: u64,
+    /// Connects refused by a limit.
+    pub rejected_limit: u64,
+    /// Connects that observe mode let pass and a limit would have refused.
+    pub would_reject_limit: u64,
+    /// Of the connects that enforce mode would have refused, those that went well: established, and
+    /// the first exchange, if there was any, did not fail.
+    pub would_succeeded: u64,
+    /// Those that failed.
+    pub would_failed: u64,
+    /// Zero.
+    pub reserved: u64,
 }
 
 /// Connections on which a server must have spoken first until it is known to.
 pub const GREETED_OFTEN: u32 = 3;
 
 impl Row {
+    /// Connects begun and not ended (established, failed or abandoned). Where a limit is on, they
+    /// count from `connect()` on.
+    #[inline(always)]
+    pub const fn pending(&self) -> u32 {
+        limits::pending(self.places)
+    }
+
+    /// Live connections: begun, and neither closed by the program nor broken. Not counted in row
+    /// `other`.
+    #[inline(always)]
+    pub const fn live(&self) -> u32 {
+        limits::live(self.places)
+    }
+
     /// Whether each connection is owed a greeting from its begin.
     #[inline(always)]
     pub const fn greets(greeted: u32, spoke_first: u32) -> bool {
@@ -219,9 +263,9 @@ impl Row {
 }
 
 layout!(
-    Row, size 512,
+    Row, size 576,
     key at 0, netns_inode at 40, created_ns at 48,
-    verdict at 64, probe_slots at 80, settings at 88,
+    verdict at 64, settings at 72,
     attempts at 128, failed_refused at 192, rejected_breaker at 256, requests at 320,
-    exchange_reset at 384, exchange_hung at 448,
+    exchange_reset at 384, exchange_hung at 448, verdict_until_ns at 512,
 );

@@ -279,12 +279,16 @@ pub const STAMP_FOREIGN_RTO_CB: u32 = 1 << 3;
 pub const STAMP_OBSERVED: u32 = 1 << 4;
 /// A socket of the kernel's own: counted, but no breaker is judged by it.
 pub const STAMP_UNJUDGED: u32 = 1 << 5;
+/// Has its place among the row's live and pending ones since `connect()`, not only since its SYN.
+pub const STAMP_CLAIMED: u32 = 1 << 10;
+/// Observe mode: enforce mode would have refused it. What becomes of it is counted once.
+pub const STAMP_WOULD: u32 = 1 << 11;
 /// The program has said that it sends no more, and still waits for an answer.
 pub const STAMP_HALF_CLOSED: u32 = 1 << 7;
 /// The connect was looked at as a possible retry, and so is what becomes of it.
 pub const STAMP_WATCHED: u32 = 1 << 8;
 /// Its SYN is held now.
-pub const STAMP_HELD: u32 = 1 << 10;
+pub const STAMP_HELD: u32 = 1 << 12;
 /// Keepalive was switched on by us.
 pub const STAMP_KEEPALIVE: u32 = 1 << 9;
 /// The probe ends with the first exchange, not with the connect.

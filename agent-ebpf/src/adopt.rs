@@ -6,14 +6,14 @@
 //! connect() chose the port by itself (`fastreuse` below 0: net/ipv4/inet_hashtables.c,
 //! `__inet_hash_connect`). A client that chose its port itself is left alone: it cannot be told.
 //!
-//! Nothing is counted here. What the connection was doing is known as far as the kernel knows it:
+//! Nothing is counted here, but for the attempt where the SYN is not answered yet. What the connection was doing is known as far as the kernel knows it:
 //! after data has come in last, with nothing left to send, no request is under way.
 
 use agent_common::{
     AdoptOffsets, COMM_LEN, DestinationKey, Stamp,
     retry::ENDED_WELL,
     stamp::{
-        PHASE_OPEN, PROTOCOL_ADOPTED, PROTOCOL_ADOPTED_BUSY, STAMP_FOREIGN_STATE_CB,
+        PHASE_OPEN, PHASE_PENDING, PROTOCOL_ADOPTED, PROTOCOL_ADOPTED_BUSY, STAMP_FOREIGN_STATE_CB,
         STAMP_UNWATCHED, pack_request,
     },
     tls::STAGE_SETTLED,
@@ -27,7 +27,7 @@ use aya_ebpf::{
 
 use crate::{
     kernel::{TcpSocket, load},
-    maps, rows,
+    limits, maps, outcome, rows,
     settle::IterTcp,
     stamps,
 };
@@ -43,6 +43,9 @@ const USED: u32 = 8;
 const _: () = assert!(USED >= crate::exchange::TLS_BEGINS_WITHIN);
 
 const TCP_ESTABLISHED: u8 = 1;
+const TCP_SYN_SENT: u8 = 2;
+/// A generation that no verdict has: rows begin at 0 and count up.
+const NOT_JUDGED: u32 = u32::MAX;
 const AF_INET: u16 = 2;
 const AF_INET6: u16 = 10;
 const IPPROTO_TCP: i32 = 6;
@@ -77,7 +80,8 @@ pub fn adopt(ctx: *mut IterTcp) -> i32 {
         let Some(socket) = TcpSocket::visited(common) else {
             return 0;
         };
-        if member!(socket, state as u8) != TCP_ESTABLISHED
+        let state = member!(socket, state as u8);
+        if (state != TCP_ESTABLISHED && state != TCP_SYN_SENT)
             || member!(socket, backlog as u32) != 0
             || socket.is_kernels()
         {
@@ -97,7 +101,7 @@ pub fn adopt(ctx: *mut IterTcp) -> i32 {
         if stamps::find(cookie).is_some() {
             return 0;
         }
-        take(socket, cgroup_id, cookie, *pid);
+        take(socket, cgroup_id, cookie, *pid, state == TCP_SYN_SENT);
     }
     0
 }
@@ -137,7 +141,7 @@ macro_rules! address {
 
 /// Follows the connection from here on.
 #[inline(always)]
-unsafe fn take(socket: TcpSocket, cgroup_id: u64, cookie: u64, pid: u32) {
+unsafe fn take(socket: TcpSocket, cgroup_id: u64, cookie: u64, pid: u32, is_pending: bool) {
     // SAFETY: by the caller; map memory.
     unsafe {
         let family = member!(socket, family as u16);
@@ -198,8 +202,20 @@ unsafe fn take(socket: TcpSocket, cgroup_id: u64, cookie: u64, pid: u32) {
         (*stamp).local_port_be = member!(socket, local_port as u16).to_be();
         (*stamp).peer_port_be = key.port_be;
         (*stamp).ifindex = bound;
-        history(socket, stamp);
         (*stamp).flags = watch(socket);
+        if is_pending {
+            // Its place is taken from now on; how long it waits already is not known, so it is counted
+            // and not judged.
+            (*stamp).generation = NOT_JUDGED;
+            (*stamp).begun_ns = bpf_ktime_get_ns();
+            (*stamp).syn_timeout_ticks = 0;
+            outcome::begun(stamp);
+            (&raw mut (*stamp).phase).write_volatile(PHASE_PENDING);
+            rows::count(|c| &raw mut (*c).adopted);
+            return;
+        }
+        history(socket, stamp);
+        limits::adopted(index, row);
         // Last: from here on its packets count.
         (&raw mut (*stamp).phase).write_volatile(PHASE_OPEN);
         rows::count(|c| &raw mut (*c).adopted);

@@ -2,14 +2,14 @@
 
 use agent_common::{
     COMM_LEN, DestinationKey, Event, EventKind, Mode, Row, Stamp, Verdict,
-    event::{EVENT_RETRY_BUDGET, EVENT_RETRY_DEADLINE, EVENT_RETRY_LIMIT},
     key::mapped,
     ramp,
     retry::{self, ENDED_WELL, HELD, is_retry},
-    row::{OTHER_ROW, ROW_PROTECTED, ROW_RETRIES},
+    row::{OTHER_ROW, ROW_LIMITED, ROW_PROTECTED, ROW_RETRIES},
     stamp::{
-        PHASE_ENDED, PHASE_HELD, PHASE_IDLE, PHASE_OPEN, PHASE_STAMPED, STAMP_OBSERVED,
-        STAMP_PROBE, STAMP_PROBE_BY_EXCHANGE, STAMP_UNJUDGED, STAMP_WATCHED,
+        PHASE_ENDED, PHASE_HELD, PHASE_IDLE, PHASE_OPEN, PHASE_STAMPED, STAMP_CLAIMED,
+        STAMP_OBSERVED, STAMP_PROBE, STAMP_PROBE_BY_EXCHANGE, STAMP_UNJUDGED, STAMP_WATCHED,
+        STAMP_WOULD,
     },
     syn::first_timeout_ticks,
     verdict::{
@@ -34,10 +34,11 @@ use crate::{
     exchange::{self, Change},
     held,
     kernel::TcpSocket,
+    limits,
     opaque::{hidden, hidden64},
     outcome, probes,
     refusal::{self, Refusal},
-    retries::{self, OVER_BUDGET, OVER_LAST, OVER_LIMIT},
+    retries::{self, OVER_LAST},
     rows,
     stamps::{self, Found},
     user_timeout,
@@ -48,7 +49,6 @@ const IPPROTO_TCP: u32 = 6;
 const AF_INET: u32 = 2;
 const TCP_CLOSE: u32 = 7;
 const ECONNABORTED: u32 = 103;
-const ETIMEDOUT: u16 = 110;
 const AF_INET6: u32 = 10;
 
 /// IPv4.
@@ -174,6 +174,7 @@ fn judge(ctx: &SockAddrContext, addr: [u8; 16], ifindex: u32) -> i32 {
 
         let verdict = Verdict::unpack(atomics::load(&raw const (*row).verdict));
         let mut flags = if is_kernels { STAMP_UNJUDGED } else { 0 };
+        let mut why = 0;
         if acting && verdict.state != STATE_CLOSED {
             let left = atomics::load(&raw const (*row).verdict_until_ns).saturating_sub(now);
             let passes = match verdict.state {
@@ -197,67 +198,70 @@ fn judge(ctx: &SockAddrContext, addr: [u8; 16], ifindex: u32) -> i32 {
                 _ => true,
             };
             if !passes {
-                let enforced = mode == Mode::ENFORCE;
-                if enforced {
-                    atomics::add(&raw mut (*row).rejected_breaker, 1);
-                } else {
-                    atomics::add(&raw mut (*row).would_reject_breaker, 1);
-                }
-                let refusal = Refusal {
-                    row,
-                    index,
-                    errno: verdict.errno,
-                    now,
-                    pid_tgid,
-                    cookie,
-                    reason: 0,
-                    enforced,
-                };
-                if enforced {
-                    return refusal::refuse(ctx.as_ptr(), &refusal);
-                }
-                refusal::tell(&refusal);
+                why = refusal::BY_BREAKER;
             }
         }
         // From here on the verifier need not know which way it came.
         let acting = hidden(u32::from(acting)) != 0;
         let mut flags = hidden(flags);
-        // A probe is wanted, and an operator's word is the last.
-        let may_refuse = acting && flags & STAMP_PROBE == 0 && verdict.state != STATE_FORCED_CLOSED;
-        let may_do = hidden(if may_refuse { mode } else { Mode::OFF });
+        let mut why = hidden(why);
+        let enforced = mode == Mode::ENFORCE;
         let mut operation = retry::fresh(now);
-        let mut watched = 0;
-        if index == OTHER_ROW || (*row).settings.flags & ROW_RETRIES == 0 {
-            // Retries are not looked for.
-        } else if retries::is_watched(row, before_ns, now) {
-            watched = STAMP_WATCHED;
-            operation = retries::judge(row, index, now, pid_tgid, may_do);
-        } else if retry::is_sample(now) {
-            watched = STAMP_WATCHED;
+        if index != OTHER_ROW && (*row).settings.flags & ROW_RETRIES != 0 && !(enforced && why != 0)
+        {
+            // A probe is wanted, and an operator's word is the last.
+            let may_refuse = acting
+                && why == 0
+                && flags & STAMP_PROBE == 0
+                && verdict.state != STATE_FORCED_CLOSED;
+            let may_do = hidden(if may_refuse { mode } else { Mode::OFF });
+            let mut watched = 0;
+            if retries::is_watched(row, before_ns, now) {
+                watched = STAMP_WATCHED;
+                operation = retries::judge(row, index, now, pid_tgid, may_do);
+            } else if retry::is_sample(now) {
+                watched = STAMP_WATCHED;
+            }
+            flags |= hidden(watched);
+            if operation <= OVER_LAST {
+                why = refusal::BY_RETRY + operation as u32;
+                if !enforced {
+                    operation = hidden64(retries::let_pass(index, pid_tgid as u32));
+                }
+            }
+            why = hidden(why);
         }
-        flags |= hidden(watched);
-        if operation <= OVER_LAST {
-            let enforced = mode == Mode::ENFORCE;
-            let (errno, reason) = match operation {
-                OVER_LIMIT => (retries::errno(row), EVENT_RETRY_LIMIT),
-                OVER_BUDGET => (retries::errno(row), EVENT_RETRY_BUDGET),
-                _ => (ETIMEDOUT, EVENT_RETRY_DEADLINE),
-            };
+        if acting && why == 0 && (*row).settings.flags & ROW_LIMITED != 0 {
+            let enforces = u32::from(enforced);
+            if limits::claim(row, now, enforces) != limits::PASSES {
+                why = refusal::BY_LIMIT;
+                if flags & STAMP_PROBE != 0 && enforces != 0 {
+                    probes::give_back(row, verdict.generation);
+                }
+                if operation & HELD != 0 {
+                    held::forget();
+                }
+            } else if enforces != 0 {
+                flags |= STAMP_CLAIMED;
+            }
+            flags = hidden(flags);
+            why = hidden(why);
+        }
+        if why != 0 {
             let refusal = Refusal {
                 row,
                 index,
-                errno,
+                why,
                 now,
                 pid_tgid,
                 cookie,
-                reason,
                 enforced,
             };
             if enforced {
                 return refusal::refuse(ctx.as_ptr(), &refusal);
             }
             refusal::tell(&refusal);
-            operation = hidden64(retries::let_pass(index, pid_tgid as u32));
+            flags |= STAMP_WOULD;
         }
 
         let Some(found) = stamps::claim(cookie) else {
@@ -267,6 +271,9 @@ fn judge(ctx: &SockAddrContext, addr: [u8; 16], ifindex: u32) -> i32 {
             }
             if operation & HELD != 0 {
                 held::forget();
+            }
+            if flags & STAMP_CLAIMED != 0 {
+                limits::unstamped(row);
             }
             return ALLOW;
         };
@@ -343,6 +350,7 @@ unsafe fn unfinished(ctx: &SockAddrContext, found: Found, now: u64) {
                     cookie: bpf_get_socket_cookie(ctx.as_ptr()),
                 };
                 exchange::closing(found.stamp, now, &change);
+                limits::over(found.stamp);
             }
             PHASE_HELD => {
                 user_timeout::give_back(ctx.as_ptr(), found.stamp);

@@ -21,8 +21,8 @@ use agent_common::{
         KIND_GREETING, KIND_HANDSHAKE, KIND_REQUEST, PHASE_OPEN, PHASE_PENDING, PROTOCOL_ADOPTED,
         PROTOCOL_ADOPTED_BUSY, PROTOCOL_AMQP, PROTOCOL_HTTP1, PROTOCOL_MULTIPLEXED,
         PROTOCOL_OPAQUE, PROTOCOL_SSH, PROTOCOL_TLS, PROTOCOL_TUNNEL, PROTOCOL_UNKNOWN,
-        STAMP_HALF_CLOSED, STAMP_PROBE, STAMP_PROBE_BY_EXCHANGE, kind_of_request, pack_request,
-        unpack_request,
+        STAMP_HALF_CLOSED, STAMP_PROBE, STAMP_PROBE_BY_EXCHANGE, STAMP_WOULD, kind_of_request,
+        pack_request, unpack_request,
     },
     tls::{STAGE_ASKED, STAGE_FINISHED, STAGE_SETTLED, Sent},
 };
@@ -510,6 +510,7 @@ unsafe fn answered(stamp: *mut Stamp, row: *mut Row, answered: Answered) {
             tell(stamp, now, seq, us, outcome, 0);
         }
         probe_ended(stamp, now, us, outcome);
+        would_ended(stamp, !is_failed);
     }
 }
 
@@ -573,6 +574,7 @@ pub unsafe fn closing(stamp: *mut Stamp, now: u64, change: &Change) -> bool {
         if !owed {
             // A connection without any exchange (a port check) says nothing, also as a probe.
             probe_ended(stamp, now, 0, OUTCOME_ABANDONED);
+            would_ended(stamp, true);
             return true;
         }
         if !atomics::replace32(&raw mut (*stamp).answers, answers, number) {
@@ -622,6 +624,7 @@ pub unsafe fn closing(stamp: *mut Stamp, now: u64, change: &Change) -> bool {
             };
             (*stamp).ended = ENDED_UNANSWERED;
             probe_ended(stamp, now, us, outcome);
+            would_ended(stamp, false);
             ended(row);
             return true;
         }
@@ -650,6 +653,7 @@ pub unsafe fn closing(stamp: *mut Stamp, now: u64, change: &Change) -> bool {
             };
             tell(stamp, now, seq, us, outcome, error);
             probe_ended(stamp, now, us, outcome);
+            would_ended(stamp, false);
         }
         ended(row);
     }
@@ -727,6 +731,29 @@ unsafe fn probe_ended(stamp: *mut Stamp, now: u64, us: u64, outcome: u32) {
                 0,
                 EVENT_PROBE | EVENT_EXCHANGE,
             );
+        }
+    }
+}
+
+/// Observe mode: what became of a connect that enforce mode would have refused. The first exchange
+/// tells, or the end of a connection that owes none; what the program gave up says nothing.
+#[inline(always)]
+unsafe fn would_ended(stamp: *mut Stamp, went_well: bool) {
+    // SAFETY: by the caller, map memory.
+    unsafe {
+        if (*stamp).flags & STAMP_WOULD == 0 {
+            return;
+        }
+        (*stamp).flags &= !STAMP_WOULD;
+        if let Some(row) = outcome::row_of(stamp)
+            && (*row).incarnation == (*stamp).incarnation
+        {
+            let count = if went_well {
+                &raw mut (*row).would_succeeded
+            } else {
+                &raw mut (*row).would_failed
+            };
+            atomics::add(count, 1);
         }
     }
 }

@@ -23,7 +23,7 @@ use crate::{
     exchange::{self, Change},
     held, keepalive,
     kernel::{TcpSocket, current_is_exiting},
-    outcome, rows,
+    limits, outcome, rows,
     stamps::{self, Found},
     user_timeout,
 };
@@ -102,6 +102,7 @@ pub fn follow(ctx: SockOpsContext) -> u32 {
                 cookie,
             };
             if exchange::closing(stamp, bpf_ktime_get_ns(), &change) {
+                limits::over(stamp);
                 drop_callbacks(&ctx, stamp, false);
                 found.ended();
             }

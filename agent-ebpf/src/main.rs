@@ -21,6 +21,7 @@ mod follow;
 mod held;
 mod keepalive;
 mod kernel;
+mod limits;
 mod maps;
 mod opaque;
 mod outcome;

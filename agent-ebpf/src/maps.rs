@@ -35,7 +35,7 @@ pub static COUNTERS: Array<Counters> = Array::with_max_entries(1, BPF_F_MMAPABLE
 #[map]
 pub static KEYS: HashMap<DestinationKey, u32> = HashMap::with_max_entries(16, 0);
 
-/// The rows; 0 is the `other` row. Mapped, `max_destinations` + 1 entries of 512 bytes.
+/// The rows; 0 is the `other` row. Mapped, `max_destinations` + 1 entries of 576 bytes.
 #[map]
 pub static ROWS: Array<Row> = Array::with_max_entries(17, BPF_F_MMAPABLE);
 
@@ -71,7 +71,7 @@ pub static HISTOGRAMS: Array<Histogram> = Array::with_max_entries(16, BPF_F_MMAP
 #[map]
 pub static FREE_HISTOGRAMS: Queue<u32> = Queue::with_max_entries(16, 0);
 
-/// Settings of each policy. Written by the agent. Mapped, 40 bytes an entry.
+/// Settings of each policy. Written by the agent. Mapped, 56 bytes an entry.
 #[map]
 pub static POLICIES: Array<Settings> = Array::with_max_entries(1, BPF_F_MMAPABLE);
 
@@ -100,7 +100,7 @@ pub const RECENT_SLOTS: u32 = 4096;
 #[map]
 pub static RETRIES: Array<Retries> = Array::with_max_entries(17, BPF_F_MMAPABLE);
 
-/// What each policy says about retries. Written by the agent. Mapped, 56 bytes an entry.
+/// What each policy says about retries. Written by the agent. Mapped, 48 bytes an entry.
 #[map]
 pub static RETRY_POLICIES: Array<RetrySettings> = Array::with_max_entries(1, BPF_F_MMAPABLE);
 

@@ -12,13 +12,13 @@ use agent_common::{
     histogram,
     retry::ENDED_UNCONNECTED,
     stamp::{
-        PHASE_IDLE, PHASE_OPEN, PROTOCOL_UNKNOWN, STAMP_HELD, STAMP_OBSERVED, STAMP_PROBE,
-        STAMP_PROBE_BY_EXCHANGE, STAMP_TIMEOUT_SET, STAMP_UNJUDGED,
+        PHASE_IDLE, PHASE_OPEN, PROTOCOL_UNKNOWN, STAMP_CLAIMED, STAMP_HELD, STAMP_OBSERVED,
+        STAMP_PROBE, STAMP_PROBE_BY_EXCHANGE, STAMP_TIMEOUT_SET, STAMP_UNJUDGED, STAMP_WOULD,
     },
     window,
 };
 
-use crate::{atomics, begin, events, maps, probes, rows};
+use crate::{atomics, begin, events, limits, maps, probes, rows};
 
 const ENETDOWN: u32 = 100;
 const ENETUNREACH: u32 = 101;
@@ -69,9 +69,14 @@ pub unsafe fn unpinned_row_of(stamp: *mut Stamp) -> Option<*mut Row> {
 pub unsafe fn begun(stamp: *mut Stamp) {
     // SAFETY: by contract, map memory.
     unsafe {
-        if let Some(row) = unpinned_row_of(stamp) {
+        // A claimed place pins its row.
+        if (*stamp).flags & STAMP_CLAIMED != 0 {
+            if let Some(row) = row_of(stamp) {
+                atomics::add(&raw mut (*row).attempts, 1);
+            }
+        } else if let Some(row) = unpinned_row_of(stamp) {
             atomics::add(&raw mut (*row).attempts, 1);
-            atomics::add(&raw mut (*row).in_flight, 1);
+            limits::begun(stamp, row);
         }
         (*stamp).request = 0;
         (*stamp).out_end = 0;
@@ -113,7 +118,7 @@ pub unsafe fn established(stamp: *mut Stamp, now: u64, acked: u32) {
         if (*stamp).flags & (STAMP_PROBE | STAMP_PROBE_BY_EXCHANGE) == STAMP_PROBE {
             probe_ended(stamp, row, now, us, OUTCOME_ESTABLISHED, 0, EVENT_PROBE);
         }
-        ended(row);
+        limits::answered(row);
     }
 }
 
@@ -183,7 +188,7 @@ pub unsafe fn abandoned(stamp: *mut Stamp, now: u64) {
             let us = now.saturating_sub((*stamp).begun_ns) / 1000;
             probe_ended(stamp, row, now, us, OUTCOME_ABANDONED, 0, EVENT_PROBE);
         }
-        ended(row);
+        limits::failed(stamp, row);
     }
 }
 
@@ -195,13 +200,22 @@ pub unsafe fn abandoned(stamp: *mut Stamp, now: u64) {
 pub unsafe fn local(stamp: *mut Stamp, now: u64) {
     // SAFETY: by contract, map memory.
     unsafe {
-        let Some(row) = unpinned_row_of(stamp) else {
+        let claimed = (*stamp).flags & STAMP_CLAIMED != 0;
+        let row = if claimed {
+            row_of(stamp)
+        } else {
+            unpinned_row_of(stamp)
+        };
+        let Some(row) = row else {
             return;
         };
         (*stamp).phase = PHASE_IDLE;
         atomics::add(&raw mut (*row).local, 1);
         if (*stamp).flags & STAMP_PROBE != 0 {
             probe_ended(stamp, row, now, 0, OUTCOME_LOCAL, 0, EVENT_PROBE);
+        }
+        if claimed {
+            limits::failed(stamp, row);
         }
     }
 }
@@ -250,15 +264,11 @@ unsafe fn failed(stamp: *mut Stamp, now: u64, outcome: u32, error: u32, mut flag
             flags,
             comm: (*stamp).comm,
         });
-        ended(row);
+        if (*stamp).flags & STAMP_WOULD != 0 {
+            atomics::add(&raw mut (*row).would_failed, 1);
+        }
+        limits::failed(stamp, row);
     }
-}
-
-/// The connect is over. Last of all: from here on the row may get another owner.
-#[inline(always)]
-unsafe fn ended(row: *mut Row) {
-    // SAFETY: map memory.
-    unsafe { atomics::add(&raw mut (*row).in_flight, u64::MAX) };
 }
 
 /// Which of a row's windows a call is entered into.

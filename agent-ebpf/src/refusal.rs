@@ -2,7 +2,9 @@
 
 use agent_common::{
     COMM_LEN, Event, EventKind, Row, Verdict,
-    event::EVENT_WOULD,
+    event::{
+        EVENT_LIMIT, EVENT_RETRY_BUDGET, EVENT_RETRY_DEADLINE, EVENT_RETRY_LIMIT, EVENT_WOULD,
+    },
     retry::{self, ENDED_WELL},
     spin::{self, SPIN_SLOTS},
     stamp::{PHASE_HELD, STAMP_HELD, STAMP_TIMEOUT_SET},
@@ -10,12 +12,29 @@ use agent_common::{
 };
 use aya_ebpf::{cty::c_void, helpers::generated::bpf_get_current_comm};
 
-use crate::{atomics, events, maps, rows, stamps, user_timeout};
+use crate::{
+    atomics, events, maps,
+    retries::{OVER_BUDGET, OVER_DEADLINE, OVER_LIMIT},
+    rows, stamps, user_timeout,
+};
 
 const ALLOW: i32 = 1;
 const REFUSE: i32 = 0;
 /// At most one `rejected` event per row in this time.
 const REJECT_EVENT_EVERY_NS: u64 = 1_000_000_000;
+
+/// A refusal's reason: the breaker.
+pub const BY_BREAKER: u32 = 1;
+/// A limit of connections.
+pub const BY_LIMIT: u32 = 2;
+/// Retries: this and one of the `OVER_` constants of [`crate::retries`].
+pub const BY_RETRY: u32 = 2;
+const BY_RETRY_LIMIT: u32 = BY_RETRY + OVER_LIMIT as u32;
+const BY_RETRY_BUDGET: u32 = BY_RETRY + OVER_BUDGET as u32;
+const BY_RETRY_DEADLINE: u32 = BY_RETRY + OVER_DEADLINE as u32;
+
+/// What connect() returns where the operation's time is used up.
+const ETIMEDOUT: u16 = 110;
 
 /// A refusal.
 pub struct Refusal {
@@ -23,16 +42,14 @@ pub struct Refusal {
     pub row: *mut Row,
     /// Its index.
     pub index: u32,
-    /// What connect() is to return, positive.
-    pub errno: u16,
+    /// One of the `BY_` constants.
+    pub why: u32,
     /// Now, ns.
     pub now: u64,
     /// The caller, as the kernel packs process and thread.
     pub pid_tgid: u64,
     /// The socket's cookie.
     pub cookie: u64,
-    /// The `EVENT_` flag of the reason; 0: the breaker.
-    pub reason: u32,
     /// False where observe mode forgoes it.
     pub enforced: bool,
 }
@@ -45,12 +62,12 @@ pub struct Refusal {
 pub unsafe fn refuse(ctx: *mut c_void, refusal: &Refusal) -> i32 {
     // SAFETY: by contract.
     unsafe {
-        tell(refusal);
+        let errno = tell(refusal);
         let hold_ms = too_often(refusal);
         if hold_ms != 0 && hold(ctx, refusal, hold_ms) {
             return ALLOW;
         }
-        set_errno(refusal.errno);
+        set_errno(errno);
         REFUSE
     }
 }
@@ -139,38 +156,75 @@ unsafe fn set_errno(errno: u16) {
     }
 }
 
-/// Reports a refusal (or one that observe mode forgoes) now and then.
+/// What connect() returns, positive.
+#[inline(always)]
+unsafe fn errno_of(row: *mut Row, why: u32) -> u16 {
+    // SAFETY: by the caller, map memory.
+    unsafe {
+        let verdict = Verdict::unpack(atomics::load(&raw const (*row).verdict));
+        match why {
+            // (A verdict that has just changed may say none.)
+            BY_BREAKER if verdict.errno != 0 => verdict.errno,
+            BY_RETRY_DEADLINE => ETIMEDOUT,
+            _ => (*row).settings.limit_errno as u16,
+        }
+    }
+}
+
+/// Counts a refusal (or one that observe mode forgoes), reports it now and then, and says what connect() is
+/// to return. (Those of retries are counted where they are judged.)
 ///
 /// # Safety
 /// The refusal must be of the program's connect.
 #[inline(never)]
-pub unsafe fn tell(refusal: &Refusal) {
+pub unsafe fn tell(refusal: &Refusal) -> u16 {
     let &Refusal {
-        row, now, pid_tgid, ..
+        row,
+        why,
+        now,
+        pid_tgid,
+        enforced,
+        ..
     } = refusal;
     // SAFETY: by contract, map memory.
     unsafe {
+        let errno = errno_of(row, why);
+        match (why, enforced) {
+            (BY_BREAKER, true) => atomics::add(&raw mut (*row).rejected_breaker, 1),
+            (BY_BREAKER, false) => atomics::add(&raw mut (*row).would_reject_breaker, 1),
+            (BY_LIMIT, true) => atomics::add(&raw mut (*row).rejected_limit, 1),
+            (BY_LIMIT, false) => atomics::add(&raw mut (*row).would_reject_limit, 1),
+            _ => 0,
+        };
         let last = atomics::load(&raw const (*row).last_reject_event_ns);
         if now.saturating_sub(last) < REJECT_EVENT_EVERY_NS && last != 0 {
-            return;
+            return errno;
         }
         if !atomics::replace(&raw mut (*row).last_reject_event_ns, last, now) {
-            return;
+            return errno;
         }
-        let would = if refusal.enforced { 0 } else { EVENT_WOULD };
+        let would = if enforced { 0 } else { EVENT_WOULD };
+        let reason = match why {
+            BY_LIMIT => EVENT_LIMIT,
+            BY_RETRY_LIMIT => EVENT_RETRY_LIMIT,
+            BY_RETRY_BUDGET => EVENT_RETRY_BUDGET,
+            BY_RETRY_DEADLINE => EVENT_RETRY_DEADLINE,
+            _ => 0,
+        };
         let mut event = Event {
             kind: EventKind::REJECTED,
             row: refusal.index,
             incarnation: (*row).incarnation,
             generation: Verdict::unpack(atomics::load(&raw const (*row).verdict)).generation,
             at_ns: now,
-            errno: u32::from(refusal.errno),
+            errno: u32::from(errno),
             pid: (pid_tgid >> 32) as u32,
             tid: pid_tgid as u32,
-            flags: refusal.reason | would,
+            flags: reason | would,
             ..events::EMPTY
         };
         bpf_get_current_comm(event.comm.as_mut_ptr().cast(), COMM_LEN as u32);
         events::send(&event);
+        errno
     }
 }

@@ -23,7 +23,7 @@ use aya_ebpf::{
 
 use crate::{
     exchange::{self, Change},
-    held, kernel, outcome, retries, stamps,
+    held, kernel, limits, outcome, retries, stamps,
 };
 
 const TCP_ESTABLISHED: u32 = 1;
@@ -69,6 +69,7 @@ pub fn release(ctx: SockContext) -> i32 {
                 };
                 let now = bpf_ktime_get_ns();
                 exchange::closing(stamp, now, &change);
+                limits::over(stamp);
                 retries::known(stamp, now, (*stamp).ended);
             }
             PHASE_STAMPED => {
@@ -82,7 +83,8 @@ pub fn release(ctx: SockContext) -> i32 {
             }
             PHASE_HELD => held::ended(stamp),
             // Closed without our being told: another sock_ops program has taken the flag for it.
-            _ if (*ctx.sock).state == TCP_CLOSE => {
+            // (Or nobody tells, since it was adopted.)
+            _ if (*ctx.sock).state == TCP_CLOSE || (*found.stamp).flags & STAMP_UNWATCHED != 0 => {
                 let error = kernel::error_of_context(ctx.sock);
                 let exiting = error == 0 && kernel::current_is_exiting();
                 let now = bpf_ktime_get_ns();

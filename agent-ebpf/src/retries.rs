@@ -356,18 +356,6 @@ unsafe fn passes(
     }
 }
 
-/// What a refused connect() to this row returns.
-#[inline(always)]
-pub unsafe fn errno(row: *mut Row) -> u16 {
-    // SAFETY: by the caller, map memory; as the policy's entry.
-    unsafe {
-        match maps::RETRY_POLICIES.get_ptr((*row).settings.policy) {
-            Some(policy) => (*policy).errno as u16,
-            None => 111,
-        }
-    }
-}
-
 /// What is left of an operation's deadline, ms, at least 1; `u32::MAX` where it has none.
 ///
 /// # Safety

@@ -76,16 +76,37 @@ fn bpf<T>(command: libc::c_long, attributes: &mut T) -> i32 {
 /// Attaches a program to IPv4 connects of the group that gives every refusal of a program before
 /// it another errno. It goes with the group.
 pub fn rename_refusals(group: &TestCgroup, errno: i32) {
-    let code = [
-        instruction(0x85, 0, 0, GET_RETVAL),
-        instruction(0x55, 0, 2, 0), // if r0 != 0, skip the next two
-        instruction(0xb7, 0, 0, 1),
-        instruction(0x95, 0, 0, 0), // exit: pass
-        instruction(0xb7, 1, 0, -errno),
-        instruction(0x85, 0, 0, SET_RETVAL),
-        instruction(0xb7, 0, 0, 0),
-        instruction(0x95, 0, 0, 0), // exit: refuse
-    ];
+    attach(
+        group,
+        &[
+            instruction(0x85, 0, 0, GET_RETVAL),
+            instruction(0x55, 0, 2, 0), // if r0 != 0, skip the next two
+            instruction(0xb7, 0, 0, 1),
+            instruction(0x95, 0, 0, 0), // exit: pass
+            instruction(0xb7, 1, 0, -errno),
+            instruction(0x85, 0, 0, SET_RETVAL),
+            instruction(0xb7, 0, 0, 0),
+            instruction(0x95, 0, 0, 0), // exit: refuse
+        ],
+    );
+}
+
+/// Attaches a program to IPv4 connects of the group that refuses each of them with this errno. It
+/// goes with the group.
+pub fn refuse_all(group: &TestCgroup, errno: i32) {
+    attach(
+        group,
+        &[
+            instruction(0xb7, 1, 0, -errno),
+            instruction(0x85, 0, 0, SET_RETVAL),
+            instruction(0xb7, 0, 0, 0),
+            instruction(0x95, 0, 0, 0), // exit: refuse
+        ],
+    );
+}
+
+/// Loads a program and attaches it to IPv4 connects of the group.
+fn attach(group: &TestCgroup, code: &[Instruction]) {
     let license = c"GPL";
     let loaded = bpf(
         BPF_PROG_LOAD,

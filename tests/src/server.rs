@@ -38,12 +38,29 @@ impl Server {
         Self::with(namespace, address, answer)
     }
 
+    /// Accepts as fast as it can, and hangs up at once.
+    pub fn hanging_up(namespace: &Namespace, address: SocketAddr) -> Self {
+        Self::begin(namespace, address, drop)
+    }
+
     /// As [`Server::start`], but does with each connection what the test says, on a thread of its
     /// own.
     pub fn with(
         namespace: &Namespace,
         address: SocketAddr,
         handler: impl Fn(TcpStream) + Send + Sync + 'static,
+    ) -> Self {
+        let handler = Arc::new(handler);
+        Self::begin(namespace, address, move |stream| {
+            let handler = Arc::clone(&handler);
+            std::thread::spawn(move || handler(stream));
+        })
+    }
+
+    fn begin(
+        namespace: &Namespace,
+        address: SocketAddr,
+        handler: impl Fn(TcpStream) + Send + 'static,
     ) -> Self {
         let accepts = Arc::new(AtomicU64::new(0));
         let counter = Arc::clone(&accepts);
@@ -62,7 +79,7 @@ impl Server {
         let (ready, is_ready) = mpsc::channel();
         let thread = std::thread::spawn(move || {
             let _ = ready.send(());
-            serve(&listener, &stopped, &counter, &Arc::new(handler));
+            serve(&listener, &stopped, &counter, &handler);
         });
         is_ready.recv().expect("the server's thread");
         Self {
@@ -114,7 +131,7 @@ fn serve(
     listener: &TcpListener,
     stop: &OwnedFd,
     accepts: &AtomicU64,
-    handler: &Arc<impl Fn(TcpStream) + Send + Sync + 'static>,
+    handler: &impl Fn(TcpStream),
 ) {
     loop {
         let mut fds = [
@@ -135,8 +152,7 @@ fn serve(
             // A peer that says nothing must not keep a thread beyond its test for long.
             let _ = stream.set_read_timeout(Some(Duration::from_secs(30)));
             let _ = stream.set_nodelay(true);
-            let handler = Arc::clone(handler);
-            std::thread::spawn(move || handler(stream));
+            handler(stream);
         }
     }
 }

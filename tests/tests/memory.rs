@@ -70,7 +70,7 @@ fn fifty_thousand_that_fail(label: &str, breaker: &str, bound: u64) {
         (measured.0 + measured.1 < bound * MIB).then_some(measured)
     });
     // Maps that grow with the destinations: row, retries, both windows, key.
-    assert!(measured.1 < 67 * MIB, "{measured:?}");
+    assert!(measured.1 < 71 * MIB, "{measured:?}");
 }
 
 #[test]
@@ -82,7 +82,7 @@ fn fifty_thousand_failing_destinations_are_within_the_bound() {
 #[test]
 fn fifty_thousand_open_breakers_are_within_the_bound() {
     let opens = "consecutive_failures = 1\ncooldown = \"5m\"";
-    fifty_thousand_that_fail("memory-open", opens, 108);
+    fifty_thousand_that_fail("memory-open", opens, 109);
 }
 
 /// Rows come and go, with their histograms, while many threads make them: whatever histogram a row

@@ -38,6 +38,11 @@ fn whose(event: &Event) -> (Option<&str>, Option<&str>) {
             workload,
             ..
         }
+        | Event::Drained {
+            destination,
+            workload,
+            ..
+        }
         | Event::Held {
             destination,
             workload,
@@ -110,6 +115,14 @@ fn what(event: &Event) -> String {
                 count(*calls)
             )
         }
+        Event::Drained {
+            on_open,
+            connections,
+            ..
+        } => format!(
+            "{} connections ended by on_open = {on_open}",
+            count(*connections)
+        ),
         Event::Held {
             reason,
             hold_ms,

@@ -7,7 +7,7 @@ use super::{
     units::{clean, exact, running},
 };
 use crate::control::api::{
-    Candidate, ExplainedRow, Explanation, Fit, Mode, Setting, SettingSource, State,
+    Candidate, ExplainedRow, Explanation, Fit, Limits, Mode, Setting, SettingSource, State,
 };
 
 /// Policies that do not match: so many are named, the others counted. `--json` has all.
@@ -189,7 +189,10 @@ fn now(explanation: &Explanation, explained: &ExplainedRow) -> String {
         State::Closed if explained.row.ramp_ends_in_ms.is_some() => format!(
             "passes, or is refused with {errno} if it is one of a crowd: the breaker has just closed"
         ),
-        State::Closed | State::ForcedClosed => return "passes".to_owned(),
+        State::Closed | State::ForcedClosed => match full(&explained.row.limits) {
+            Some(full) => format!("is refused with {errno}: {full}"),
+            None => return "passes".to_owned(),
+        },
         State::Open | State::ForcedOpen => format!("is refused with {errno}"),
         State::HalfOpen => format!("passes if a probe slot is free, else is refused with {errno}"),
     };
@@ -203,6 +206,15 @@ fn now(explanation: &Explanation, explained: &ExplainedRow) -> String {
         Mode::Enforce => refused,
         Mode::Observe => format!("passes; in enforce mode it {refused}"),
     }
+}
+
+/// Which limit lets nobody pass just now.
+fn full(limits: &Limits) -> Option<String> {
+    let limits = limits.each();
+    let (word, full) = limits
+        .iter()
+        .find(|(_, of)| of.limit.is_some_and(|limit| of.used >= limit))?;
+    Some(format!("{} of {} {word}", full.used, full.limit?))
 }
 
 fn place(line: Option<u64>) -> String {

@@ -342,6 +342,7 @@ pub fn detail(text: &mut String, row: &Row, style: Style) {
     let counts = [
         ("throttled", row.throttled),
         ("in flight", row.in_flight),
+        ("live", row.limits.connections.used),
         ("abandoned", row.abandoned),
     ];
     for (name, calls) in counts {
@@ -349,6 +350,7 @@ pub fn detail(text: &mut String, row: &Row, style: Style) {
             line(name, count(calls));
         }
     }
+    line("limits", limits(row));
     let failures = listed(&row.failures.each());
     if !failures.is_empty() {
         let total = count(row.failures.total());
@@ -356,6 +358,7 @@ pub fn detail(text: &mut String, row: &Row, style: Style) {
     }
     line("rejected", listed(&row.rejected.each()));
     line("would reject", listed(&row.would_reject.each()));
+    line("in truth", would_have(row));
     if row.would_timeout > 0 {
         line("would time out", count(row.would_timeout));
     }
@@ -458,6 +461,30 @@ fn timeouts(row: &Row) -> String {
     } else {
         format!("timeouts {}", set.join(", "))
     }
+}
+
+/// What became of the calls that enforce mode would have refused.
+fn would_have(row: &Row) -> String {
+    let (good, bad) = (row.would_reject_succeeded, row.would_reject_failed);
+    let told = good + bad;
+    if told == 0 {
+        return String::new();
+    }
+    let share = 100.0 * good as f64 / told as f64;
+    format!(
+        "{} of those went well ({share:.0} % of {} that tell)",
+        count(good),
+        count(told)
+    )
+}
+
+fn limits(row: &Row) -> String {
+    let limits = row.limits.each();
+    let set = limits.iter().filter_map(|(word, of)| {
+        let limit = count(of.limit?);
+        Some(format!("{word} {} of {limit}", count(of.used)))
+    });
+    set.collect::<Vec<_>>().join(", ")
 }
 
 fn listed(counts: &[(&str, u64)]) -> String {

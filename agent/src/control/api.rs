@@ -19,8 +19,8 @@ pub use explain::{
     Candidate, ExplainedRow, Explanation, Fit, ManualState, Protection, Setting, SettingSource,
 };
 pub use status::{
-    ByHand, Connects, Exchanges, Failures, Held, Latency, Mode, Paused, Reason, ReasonKind,
-    Rejections, Retry, Row, State, StatusEnvelope, TimeoutsMs, Window, Windows,
+    ByHand, Connects, Exchanges, Failures, Held, Latency, Limit, Limits, Mode, Paused, Reason,
+    ReasonKind, Rejections, Retry, Row, State, StatusEnvelope, TimeoutsMs, Window, Windows,
 };
 pub use timestamp::Timestamp;
 

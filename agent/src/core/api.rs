@@ -102,6 +102,13 @@ pub enum Event<'a> {
         /// Sequence numbers of the row's last calls: connects, exchanges.
         last_seqs: [u64; 2],
     },
+    /// Connects are being refused: a hint, of which there is one a second at most.
+    Refused {
+        /// The row.
+        row: RowId,
+        /// Connects of the row that were refused so far, by whatever verdict.
+        refused: u64,
+    },
     /// The answer to [`Action::Dial`].
     DialEnded {
         /// What was dialled.

@@ -118,6 +118,9 @@ impl Engine {
             } => self.step(row, out, |b, step| {
                 b.probe_ended(generation, outcome, last_seqs, step);
             }),
+            Event::Refused { row, refused } => {
+                self.step(row, out, |b, step| b.refused(refused, step));
+            }
             Event::DialEnded { target, success } => self.dial_ended(target, success, out),
             Event::Trip {
                 row,
@@ -381,14 +384,11 @@ impl Engine {
 
     fn dial_ended(&mut self, target: DialTarget, success: bool, out: &mut Vec<Action>) {
         self.redial.ended(target);
-        if !success {
-            return;
-        }
         let mut rows = std::mem::take(&mut self.scratch);
         rows.clear();
         self.redial.rows(target, &mut rows);
         for &index in &rows {
-            self.step_index(index, out, |b, step| b.redial_answered(step));
+            self.step_index(index, out, |b, step| b.redialled(success, step));
         }
         self.scratch = rows;
     }
@@ -444,6 +444,9 @@ impl Engine {
         if wanted && !slot.waits {
             self.redial
                 .join(b.target(), index, b.outage_since(), self.now, &mut self.rng);
+            if b.asks() {
+                self.redial.hurry(b.target(), self.now);
+            }
         } else if slot.waits && !wanted {
             self.redial.leave(b.target(), index);
         }

@@ -1,6 +1,6 @@
 //! When the agent dials by itself: one schedule per address and namespace.
 //!
-//! While rows of a target are open for connect failures, the target is dialled every 500 ms in the
+//! While rows of a target wait for it (see `Breaker::wants_redial`), the target is dialled every 500 ms in the
 //! first minute since the outage began, every 2 s until ten minutes, then every 4 s, each wait
 //! jittered by 20 %. One dial per target is in flight at a time; the node as a whole dials at most
 //! [`MAX_DIALS_PER_SECOND`]. What is due beyond that waits in the order in which it became due.
@@ -240,12 +240,16 @@ impl Redial {
 
 /// Wait between two dials that long after the outage began.
 fn interval(elapsed: Nanos, rng: &mut SplitMix64) -> Nanos {
-    let base = if elapsed < FIRST_PHASE {
+    rng.jitter(base_interval(elapsed), JITTER_PERCENT)
+}
+
+/// The same without its jitter.
+pub(super) fn base_interval(elapsed: Nanos) -> Nanos {
+    if elapsed < FIRST_PHASE {
         Nanos::from_millis(500)
     } else if elapsed < SECOND_PHASE {
         Nanos::from_secs(2)
     } else {
         Nanos::from_secs(4)
-    };
-    rng.jitter(base, JITTER_PERCENT)
+    }
 }

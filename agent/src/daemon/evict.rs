@@ -6,7 +6,7 @@
 
 use std::collections::{HashMap, HashSet};
 
-use agent_common::OTHER_ROW;
+use agent_common::{OTHER_ROW, Row, row::ROW_LIMITED};
 use anyhow::Result;
 
 use crate::{
@@ -18,6 +18,11 @@ use crate::{
 const FULL_PER_MILLE: u64 = 900;
 /// Share of all rows that is given up at a time, per mille.
 const STEP_PER_MILLE: u64 = 125;
+
+/// Whether connections live that a limit must know of: with the row, their number would be lost.
+fn is_counted(row: &Row) -> bool {
+    row.settings.flags & ROW_LIMITED != 0 && row.live() != 0
+}
 
 /// Rows on their way out.
 #[derive(Default)]
@@ -36,7 +41,8 @@ impl Evictions {
         table.counters().rows_created.saturating_sub(self.freed)
     }
 
-    /// Rows that should be given up now: the idlest first, never one with connects under way.
+    /// Rows that should be given up now: the idlest first, never one with connects under way, nor
+    /// one with live connections that a limit counts.
     /// Empty while there is room.
     pub fn candidates(&self, table: &Table) -> Vec<RowId> {
         let capacity = u64::from(table.len() - 1);
@@ -51,7 +57,8 @@ impl Evictions {
                 continue;
             }
             *owners.entry(row.key.cgroup_id).or_default() += 1;
-            if row.in_flight == 0 && row.exchanges_in_flight == 0 && !leaving.contains(&id.index) {
+            let is_idle = row.pending() == 0 && row.exchanges_in_flight == 0 && !is_counted(&row);
+            if is_idle && !leaving.contains(&id.index) {
                 idle.push((true, row.last_connect_ns, id, row.key.cgroup_id));
             }
         }
@@ -99,6 +106,11 @@ impl Evictions {
             return Ok(());
         }
         wait_for_programs();
+        // A connection that has come meanwhile is counted in the row: it stays.
+        leaving.retain(|&index| {
+            let came = table.row(index).filter(is_counted);
+            !came.is_some_and(|row| kernel.remember_key(&row.key, index))
+        });
         for index in &leaving {
             table.disown(*index);
         }
@@ -119,7 +131,7 @@ impl Evictions {
             let Some(row) = table.row(index) else {
                 return false;
             };
-            if row.in_flight != 0 || row.exchanges_in_flight != 0 {
+            if row.pending() != 0 || row.exchanges_in_flight != 0 {
                 return true;
             }
             let freed = kernel.free_row(index).and_then(|()| {

@@ -224,6 +224,16 @@ fn log(record: &EventRecord) {
             action, message, ..
         } => tracing::warn!("{action}: {message}"),
         Event::Loss { lost, message } => tracing::warn!(lost, "{message}"),
+        Event::Drained {
+            destination,
+            workload,
+            on_open,
+            connections,
+            ..
+        } => tracing::warn!(
+            %destination, %workload,
+            "the breaker is open: {connections} connections ended (on_open = {on_open})"
+        ),
         Event::Held {
             destination,
             reason,

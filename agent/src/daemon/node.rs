@@ -9,7 +9,8 @@ use std::{collections::HashMap, path::PathBuf, sync::Arc};
 use agent_common::{
     EventKind, Mode, OTHER_ROW, Row as KernelRow, Settings, Verdict,
     event::{
-        EVENT_OUR_TIMEOUT, EVENT_RETRY_BUDGET, EVENT_RETRY_DEADLINE, EVENT_RETRY_LIMIT, EVENT_WOULD,
+        EVENT_LIMIT, EVENT_OUR_TIMEOUT, EVENT_RETRY_BUDGET, EVENT_RETRY_DEADLINE,
+        EVENT_RETRY_LIMIT, EVENT_WOULD,
     },
     row::ROW_PROTECTED,
     verdict::{STATE_FORCED_CLOSED, STATE_FORCED_OPEN},
@@ -162,9 +163,8 @@ pub struct Node {
     pub(super) unnamed: Vec<RowId>,
     /// When losses were last looked at.
     pub(super) losses_at: Nanos,
-    /// Refusals that the last `rejected` event of a row had counted: by the breaker, the retry budget
-    /// and the retry limit.
-    pub(super) reported: HashMap<RowId, [u64; 4]>,
+    /// Refusals that the last `rejected` event of a row had counted, by reason.
+    pub(super) reported: HashMap<RowId, [u64; 5]>,
     pub(super) lost: u64,
 }
 
@@ -273,6 +273,17 @@ impl Node {
                 self.journal.publish(WallClock::read().at(at), event);
             }
             Notice::Correlated(change) => self.correlated(change),
+            Notice::Drained(id, on_open, connections) => {
+                let Some(row) = self.shown(id) else { return };
+                let event = Event::Drained {
+                    destination: view::destination(id, &row),
+                    workload: view::workload(id, &row, &mut self.names),
+                    netns: netns(&row),
+                    on_open: on_open.to_string(),
+                    connections,
+                };
+                self.say(event);
+            }
             Notice::Kernel(event) => {
                 let id = RowId {
                     index: event.row,
@@ -385,44 +396,47 @@ impl Node {
     fn rejected(&mut self, id: RowId, event: &agent_common::Event) {
         let Some(row) = self.shown(id) else { return };
         let retries = self.table.retries(id.index);
-        let (rejected, would) = (
-            view::rejected(&row, &retries),
-            view::would_reject(&row, &retries),
-        );
-        let (reason, total, place) = if event.flags & EVENT_RETRY_LIMIT != 0 {
-            ("retry_limit", rejected.retry_limit + would.retry_limit, 2)
-        } else if event.flags & EVENT_RETRY_BUDGET != 0 {
-            (
-                "retry_budget",
-                rejected.retry_budget + would.retry_budget,
-                1,
-            )
-        } else if event.flags & EVENT_RETRY_DEADLINE != 0 {
-            ("deadline", rejected.deadline + would.deadline, 3)
-        } else {
-            ("breaker", rejected.breaker + would.breaker, 0)
-        };
-        let reported = &mut self.reported.entry(id).or_default()[place];
-        let count = total.saturating_sub(std::mem::replace(reported, total));
+        let rejected = view::rejected(&row, &retries).each();
+        let would = view::would_reject(&row, &retries).each();
+        let mut totals = [0; 5];
+        for (total, (one, other)) in totals.iter_mut().zip(rejected.iter().zip(&would)) {
+            *total = one.1 + other.1;
+        }
+        let before = self.reported.insert(id, totals).unwrap_or_default();
+        let told = [
+            (EVENT_RETRY_BUDGET, "retry_budget"),
+            (EVENT_RETRY_LIMIT, "retry_limit"),
+            (EVENT_RETRY_DEADLINE, "deadline"),
+            (EVENT_LIMIT, "limit"),
+        ];
+        let told = told.iter().find(|(flag, _)| event.flags & flag != 0);
+        let told = told.map_or("breaker", |(_, reason)| reason);
         let mode = if event.flags & EVENT_WOULD != 0 {
             api::Mode::Observe
         } else {
             api::Mode::Enforce
         };
-        self.journal.publish(
-            WallClock::read().at(Nanos(event.at_ns)),
-            Event::Rejected {
-                destination: view::destination(id, &row),
-                workload: view::workload(id, &row, &mut self.names),
-                netns: netns(&row),
-                reason: reason.to_owned(),
-                count: count.max(1),
-                pid: event.pid,
-                comm: comm(&event.comm),
-                mode,
-                generation: event.generation,
-            },
-        );
+        // One event of the kernel a second may stand for several reasons.
+        for ((reason, _), (total, before)) in rejected.iter().zip(totals.iter().zip(before)) {
+            let count = total.saturating_sub(before);
+            if count == 0 && *reason != told {
+                continue;
+            }
+            self.journal.publish(
+                WallClock::read().at(Nanos(event.at_ns)),
+                Event::Rejected {
+                    destination: view::destination(id, &row),
+                    workload: view::workload(id, &row, &mut self.names),
+                    netns: netns(&row),
+                    reason: (*reason).to_owned(),
+                    count: count.max(1),
+                    pid: event.pid,
+                    comm: comm(&event.comm),
+                    mode,
+                    generation: event.generation,
+                },
+            );
+        }
     }
 }
 

@@ -6,13 +6,13 @@ use agent_common::{
     PolicyKey, RetrySettings, Settings,
     budget::{NO_BUDGET, WHOLE_PPM, epoch_scale},
     retry::NO_LIMIT,
-    row::{FAIL_5XX, ROW_PROTECTED, ROW_RETRIES},
+    row::{FAIL_5XX, ROW_LIMITED, ROW_PROTECTED, ROW_RETRIES},
     syn::first_timeout_ticks,
 };
 
 use crate::{
     core::{BreakerSettings, HungRule, Nanos, WaitLimits},
-    policy::{Config, Destination, Hung, Policy, ReadAction, StatusPattern},
+    policy::{Config, Destination, Hung, Limits, OnOpen, Policy, ReadAction, StatusPattern},
 };
 
 /// How long a probe may take beyond the connect timeout before its slot is taken back.
@@ -45,6 +45,8 @@ pub struct Plan {
     pub retries: Vec<RetrySettings>,
     /// By policy: the timeouts that the agent watches.
     pub waits: Vec<WaitLimits>,
+    /// By policy: what becomes of connections when its breaker opens.
+    pub on_open: Vec<OnOpen>,
     /// By policy: the name.
     pub names: Vec<Arc<str>>,
     /// For the kernel's policy trie: key, prefix length, policy.
@@ -70,6 +72,7 @@ impl Plan {
             .map(|policy| retry_settings(policy))
             .collect();
         let waits = policies.iter().map(|policy| wait_limits(policy)).collect();
+        let on_open = policies.iter().map(|p| p.breaker.on_open).collect();
         let names = policies
             .iter()
             .map(|policy| Arc::from(policy.name.as_str()))
@@ -84,6 +87,7 @@ impl Plan {
             breakers,
             retries,
             waits,
+            on_open,
             names,
             entries,
             config,
@@ -119,6 +123,13 @@ impl Plan {
             .unwrap_or(&self.retries[0])
     }
 
+    /// What becomes of the connections of a row with these settings when its breaker opens. Out of
+    /// range: defaults.
+    pub fn on_open(&self, policy: u32) -> OnOpen {
+        let of = self.on_open.get(policy as usize);
+        *of.unwrap_or(&self.on_open[0])
+    }
+
     /// Whether some policy has options set from outside.
     pub fn sets_options(&self) -> bool {
         self.waits.iter().any(|waits| waits.options().is_some())
@@ -148,7 +159,12 @@ fn kernel_settings(policy: &Policy, index: u32, ticks: Ticks) -> Settings {
         gave_up_ms: policy.breaker.gave_up.map_or(0, millis),
         probe_limit: policy.breaker.probes,
         policy: index,
-        flags: if policy.retry.enabled { ROW_RETRIES } else { 0 },
+        flags: if policy.retry.enabled { ROW_RETRIES } else { 0 }
+            | if policy.limits == Limits::OFF {
+                0
+            } else {
+                ROW_LIMITED
+            },
         slow_call_us: policy.breaker.slow_call.map_or(0, |slow| {
             u32::try_from(slow.as_micros()).unwrap_or(u32::MAX)
         }),
@@ -166,6 +182,10 @@ fn kernel_settings(policy: &Policy, index: u32, ticks: Ticks) -> Settings {
             .timeouts
             .keepalive
             .map_or(0, |idle| millis(idle).div_ceil(1000)),
+        connections_most: policy.limits.connections.unwrap_or(0),
+        pending_most: policy.limits.pending.unwrap_or(0),
+        connects_per_second: policy.limits.connects_per_second.unwrap_or(0),
+        limit_errno: policy.breaker.errno.number().unsigned_abs(),
     }
 }
 
@@ -186,7 +206,6 @@ fn retry_settings(policy: &Policy) -> RetrySettings {
         }),
         budget_floor: u32::try_from(floor).unwrap_or(u32::MAX),
         limit: retry.limit.unwrap_or(NO_LIMIT),
-        errno: policy.breaker.errno.number().unsigned_abs(),
         scale: if retry.enabled {
             epoch_scale(nanos(retry.window).0)
         } else {
@@ -196,7 +215,6 @@ fn retry_settings(policy: &Policy) -> RetrySettings {
         backoff_base_ms: retry.backoff.as_ref().map_or(0, |b| millis(b.base)),
         backoff_max_ms: retry.backoff.as_ref().map_or(0, |b| millis(b.max)),
         max_held: retry.max_held,
-        reserved: 0,
     }
 }
 

@@ -29,7 +29,9 @@ use aya::maps::{MapData, RingBuf};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use tokio::sync::{mpsc, oneshot};
 
-use super::{canary::Hidden, dialer::Dial, plan::Plan, priority, view::Views};
+use super::{
+    canary::Hidden, dialer::Dial, plan::Plan, priority, view::Views, waiting::drain::Drain,
+};
 use crate::{
     core::{
         Action, Correlated, DialTarget, Engine, Event, Nanos, ProbeOutcome, Reason, RowId, Saved,
@@ -37,6 +39,7 @@ use crate::{
     },
     kernel::{Table, clock, events},
     metrics::Reaction,
+    policy::OnOpen,
 };
 
 /// Longest sleep: the heartbeat must be much younger than [`HEARTBEAT_MAX_AGE`].
@@ -71,6 +74,15 @@ pub enum Command {
     Forget(Vec<RowId>, usize, oneshot::Sender<Vec<RowId>>),
     /// The agent itself has found that a call failed.
     Found(KernelEvent),
+    /// Connections of an open breaker were ended.
+    Drained {
+        /// The row.
+        row: RowId,
+        /// What its policy says.
+        on_open: OnOpen,
+        /// How many.
+        connections: u64,
+    },
     /// A redial ended.
     DialEnded(DialTarget, bool),
     /// Destinations with traffic in the last minute.
@@ -97,6 +109,8 @@ pub enum Notice {
     Kernel(KernelEvent),
     /// Failures of many destinations at once have begun, or are over.
     Correlated(Correlated),
+    /// Connections of an open breaker were ended: the row, what its policy says, how many.
+    Drained(RowId, OnOpen, u64),
     /// A breaker changed state.
     Transition {
         /// The row.
@@ -151,6 +165,7 @@ impl Reactor {
         table: Arc<Table>,
         plan: Arc<Plan>,
         dialer: std_mpsc::Sender<Dial>,
+        drains: std_mpsc::Sender<Drain>,
         hidden: Hidden,
         seed: u64,
     ) -> Result<(Self, mpsc::Receiver<Notice>)> {
@@ -172,6 +187,7 @@ impl Reactor {
             wake: Arc::clone(&wake),
             notices,
             dialer,
+            drains,
             hidden,
             reaction: Arc::clone(&reaction),
             dropped: Arc::clone(&dropped),
@@ -234,6 +250,7 @@ struct Worker {
     wake: Arc<OwnedFd>,
     notices: mpsc::Sender<Notice>,
     dialer: std_mpsc::Sender<Dial>,
+    drains: std_mpsc::Sender<Drain>,
     /// Canaries are judged by nobody: their rows' verdicts are the proof's own.
     hidden: Hidden,
     reaction: Arc<Reaction>,
@@ -364,6 +381,11 @@ impl Worker {
                 if event.flags & EVENT_RETRY_LIMIT != 0 {
                     self.ask_for(row);
                 }
+                if self.known(row)
+                    && let Some(refused) = self.table.refused(row)
+                {
+                    self.handle(Event::Refused { row, refused });
+                }
                 self.notify(Notice::Kernel(*event));
             }
             _ => {}
@@ -472,6 +494,9 @@ impl Worker {
                     generation,
                 } => {
                     let at = clock::now();
+                    if to == State::Open {
+                        self.opened(row);
+                    }
                     self.notify(Notice::Transition {
                         row,
                         from,
@@ -486,6 +511,15 @@ impl Worker {
             }
         }
         self.actions = actions;
+    }
+
+    /// Has connections ended where the policy says so.
+    fn opened(&self, id: RowId) {
+        let policy = self.table.owned(id).map(|row| row.settings.policy);
+        if policy.is_some_and(|policy| self.plan.on_open(policy) != OnOpen::Keep) {
+            // A thread that is gone is noticed by whoever runs the loop.
+            let _ = self.drains.send(Drain::Opened(id));
+        }
     }
 
     fn dial(&mut self, target: DialTarget) {
@@ -624,6 +658,11 @@ impl Worker {
                     let _ = reply.send(rows);
                 }
                 Command::Found(event) => self.event(&event),
+                Command::Drained {
+                    row,
+                    on_open,
+                    connections,
+                } => self.notify(Notice::Drained(row, on_open, connections)),
                 Command::DialEnded(target, success) => {
                     if let Some(row) = self.limited.remove(&target)
                         && success

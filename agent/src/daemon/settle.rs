@@ -48,7 +48,7 @@ fn places(table: &Table) -> HashMap<u32, (u32, u64)> {
     for (_, row) in table.used() {
         if row.netns_inode != 0 {
             let place = places.entry(row.netns_inode).or_insert((row.last_pid, 0));
-            place.1 += row.in_flight;
+            place.1 += u64::from(row.pending());
         }
     }
     places

@@ -177,6 +177,7 @@ async fn serve(
         reserved: [0; 3],
     });
     let (dials, orders) = std_mpsc::channel();
+    let drains = std_mpsc::channel();
     let hidden = Hidden::default();
     let seed = clock::now().0 ^ (u64::from(std::process::id()) << 32);
     let (reactor, mut notices) = Reactor::start(
@@ -184,6 +185,7 @@ async fn serve(
         Arc::clone(&table),
         Arc::clone(&plan),
         dials,
+        drains.0.clone(),
         hidden.clone(),
         seed,
     )?;
@@ -195,6 +197,7 @@ async fn serve(
         hidden.clone(),
         reactor.commander(),
         kernel.lent(),
+        drains,
     )?;
     kernel.set_options_lent(plan.sets_options());
     let journal = Arc::new(Journal::new(events_kept));

@@ -5,7 +5,9 @@ use std::collections::{HashMap, HashSet};
 use agent_common::{
     OTHER_ROW, Retries, Row as KernelRow, budget,
     event::{OUTCOME_DEADLINE, OUTCOME_READ_TIMEOUT, OUTCOME_STALL, OUTCOME_WRITE_TIMEOUT},
+    limits,
     retry::Counted,
+    row::{ROW_LIMITED, ROW_PROTECTED},
 };
 
 use super::{latency::Latencies, node::Standing, plan::Plan};
@@ -111,7 +113,7 @@ impl Viewer<'_> {
             attempts: row.attempts,
             established: row.established,
             responses: row.responses,
-            in_flight: row.in_flight + row.exchanges_in_flight,
+            in_flight: u64::from(row.pending()) + row.exchanges_in_flight,
             abandoned: row.abandoned + row.exchange_abandoned,
             stale: row.stale,
             throttled: u64::from(row.throttled),
@@ -120,6 +122,9 @@ impl Viewer<'_> {
             failures: failures(row),
             rejected: rejected(row, &retries),
             would_reject: would_reject(row, &retries),
+            would_reject_succeeded: row.would_succeeded,
+            would_reject_failed: row.would_failed,
+            limits: self.limits(row),
             held: held(&retries),
             would_timeout: row.would_timeout,
             hung_recovered: row.hung_recovered,
@@ -166,10 +171,27 @@ impl Viewer<'_> {
         })
     }
 
+    /// The limits in force and what of them is used; none where the destination is protected.
+    fn limits(&self, row: &KernelRow) -> api::Limits {
+        let settings = &row.settings;
+        let is_limited = settings.flags & (ROW_LIMITED | ROW_PROTECTED) == ROW_LIMITED;
+        let limit = |most: u32, used: u32| api::Limit {
+            limit: (is_limited && most != 0).then_some(u64::from(most)),
+            used: u64::from(used),
+        };
+        let per_second = settings.connects_per_second;
+        let taken = limits::taken(row.bucket, self.now.0, per_second);
+        api::Limits {
+            connections: limit(settings.connections_most, row.live()),
+            pending: limit(settings.pending_most, row.pending()),
+            connects_per_second: limit(per_second, taken),
+        }
+    }
+
     /// The timeouts in force; none where the destination is protected.
     fn timeouts(&self, row: &KernelRow) -> TimeoutsMs {
         let connect = u64::from(row.settings.connect_timeout_ms);
-        if connect == 0 || row.settings.flags & agent_common::row::ROW_PROTECTED != 0 {
+        if connect == 0 || row.settings.flags & ROW_PROTECTED != 0 {
             return TimeoutsMs::default();
         }
         let waits = self.plan.waits(row.settings.policy);
@@ -279,7 +301,7 @@ pub fn rejected(row: &KernelRow, retries: &Retries) -> Rejections {
         retry_budget: u64::from(retries.rejected_budget),
         retry_limit: u64::from(retries.rejected_limit),
         deadline: u64::from(retries.rejected_deadline),
-        ..Rejections::default()
+        limit: row.rejected_limit,
     }
 }
 
@@ -298,7 +320,7 @@ pub fn would_reject(row: &KernelRow, retries: &Retries) -> Rejections {
         retry_budget: u64::from(retries.would_budget),
         retry_limit: u64::from(retries.would_limit),
         deadline: u64::from(retries.would_deadline),
-        ..Rejections::default()
+        limit: row.would_reject_limit,
     }
 }
 

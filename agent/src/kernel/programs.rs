@@ -46,6 +46,9 @@ pub const HOOKS: [&str; 6] = [
     "ingress",
 ];
 
+/// An insertion: only if it is not there (include/uapi/linux/bpf.h).
+const BPF_NOEXIST: u64 = 1;
+
 /// Sizes of the maps.
 #[derive(Clone, Copy, Debug)]
 pub struct LoadOptions {
@@ -337,8 +340,6 @@ impl Kernel {
     /// Makes a row, as the connect hook does for a new key; `None` where no row is free or the key has
     /// one. Histogram and incarnation are given here.
     pub fn make_row(&mut self, row: Row) -> Option<RowId> {
-        /// Only if it is not there (include/uapi/linux/bpf.h).
-        const BPF_NOEXIST: u64 = 1;
         let index = self.free_rows.pop(0).ok()?;
         let slot = self.free_histograms.pop(0).ok();
         let incarnation = self.table.row(index).map_or(0, |row| row.incarnation);
@@ -372,6 +373,12 @@ impl Kernel {
     pub fn forget_key(&mut self, key: &DestinationKey) {
         // Not there: as wanted.
         let _ = self.keys.remove(bytemuck::cast_ref(key));
+    }
+
+    /// Makes a key lead to its row again; false: it has got another one meanwhile.
+    pub fn remember_key(&mut self, key: &DestinationKey, index: u32) -> bool {
+        let key: &[u8; 40] = bytemuck::cast_ref(key);
+        self.keys.insert(key, index, BPF_NOEXIST).is_ok()
     }
 
     /// Returns a row to the kernel's list of free ones, emptied.

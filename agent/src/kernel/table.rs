@@ -166,6 +166,12 @@ impl Table {
             .filter(|row| row.incarnation == id.incarnation)
     }
 
+    /// Connects of a row that a breaker has refused, or would have.
+    pub fn refused(&self, id: RowId) -> Option<u64> {
+        let row = self.owned(id)?;
+        Some(row.rejected_breaker + row.would_reject_breaker)
+    }
+
     /// Rows in use: id and copy. The `other` row comes first.
     pub fn used(&self) -> impl Iterator<Item = (RowId, Row)> + '_ {
         (0..self.len()).filter_map(|index| {
@@ -413,6 +419,12 @@ impl Table {
             half(&raw mut (*to).exchange_gave_up_ms)
                 .store(settings.exchange_gave_up_ms, Ordering::Release);
             half(&raw mut (*to).keepalive_s).store(settings.keepalive_s, Ordering::Release);
+            half(&raw mut (*to).connections_most)
+                .store(settings.connections_most, Ordering::Release);
+            half(&raw mut (*to).pending_most).store(settings.pending_most, Ordering::Release);
+            half(&raw mut (*to).connects_per_second)
+                .store(settings.connects_per_second, Ordering::Release);
+            half(&raw mut (*to).limit_errno).store(settings.limit_errno, Ordering::Release);
             half(&raw mut (*to).policy).store(settings.policy, Ordering::Release);
             half(&raw mut (*to).flags).store(settings.flags, Ordering::Release);
         }

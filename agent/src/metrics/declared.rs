@@ -64,6 +64,8 @@ metrics! {
         "Connects refused by Backstop, by reason; they never reached the destination.";
     Counter row WOULD_REJECT = "would_reject_total" ["reason"]:
         "Connects that observe mode let pass and enforce mode would have refused, by reason.";
+    Counter row WOULD_REJECT_OUTCOMES = "would_reject_outcomes_total" ["outcome"]:
+        "What became of the connects that observe mode let pass: succeeded or failed.";
     Counter row HELD = "held_total" ["reason"]:
         "Connects that were made to wait, by reason: backoff before a retry, or a task that spins.";
     Counter row RETRIES = "retries_total" []:
@@ -84,6 +86,8 @@ metrics! {
         "Time from the first byte of a request to the first byte of its answer.";
     Gauge row IN_FLIGHT = "in_flight" []:
         "Connects and exchanges begun that have no outcome yet.";
+    Gauge row CONNECTIONS = "connections" []:
+        "Live connections, from the SYN until the program closes them or they break.";
     Counter node EVENTS_LOST = "events_lost_total" []:
         "Kernel events that found no room in the ring buffer; counters do not depend on them.";
     Gauge node DESTINATIONS = "destinations" []:

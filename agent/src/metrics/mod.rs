@@ -78,6 +78,10 @@ pub struct RowMetrics {
     pub rejected: Rejections,
     /// Calls that observe mode let pass.
     pub would_reject: Rejections,
+    /// What became of them: succeeded, failed.
+    pub would_reject_outcomes: [u64; 2],
+    /// Live connections.
+    pub connections: u64,
     /// Connects that were made to wait.
     pub held: Held,
     /// Attempts that were retries.

@@ -13,7 +13,7 @@ use super::{
 };
 use crate::control::api::{Failures, ReasonKind, Rejections, State, TimeoutKind};
 
-/// Label sets that get series of their own; a row has some 80, so that a full page is about 40 MB.
+/// Label sets that get series of their own; a row has some 81, so that a full page is about 42 MB.
 /// Rows beyond them are added up as destination `other`.
 pub const SERIES_ROWS: usize = 4096;
 
@@ -105,6 +105,8 @@ struct Series {
     in_flight: u64,
     abandoned: u64,
     throttled: u64,
+    connections: u64,
+    would_reject_outcomes: [u64; 2],
     timeouts: BTreeMap<&'static str, u64>,
     failures: BTreeMap<&'static str, u64>,
     rejected: BTreeMap<&'static str, u64>,
@@ -153,7 +155,12 @@ impl Series {
             (&mut self.abandoned, row.abandoned),
             (&mut self.throttled, row.throttled),
             (&mut self.retries, row.retries),
+            (&mut self.connections, row.connections),
         ] {
+            *sum = sum.saturating_add(count);
+        }
+        let outcomes = self.would_reject_outcomes.iter_mut();
+        for (sum, count) in outcomes.zip(row.would_reject_outcomes) {
             *sum = sum.saturating_add(count);
         }
         add(
@@ -208,6 +215,16 @@ impl Series {
             page.number(declared::RETRY_BUDGET, &row, &[], tokens);
         }
         page.operations(&row, &self.operations, self.attempts);
+        page.number(declared::CONNECTIONS, &row, &[], self.connections);
+        // Of interest in observe mode only.
+        if self.would_reject_outcomes != [0; 2] {
+            for (word, count) in ["succeeded", "failed"]
+                .into_iter()
+                .zip(self.would_reject_outcomes)
+            {
+                page.number(declared::WOULD_REJECT_OUTCOMES, &row, &[word], count);
+            }
+        }
         for (metric, counts) in [
             (declared::TIMEOUTS, &self.timeouts),
             (declared::FAILURES, &self.failures),

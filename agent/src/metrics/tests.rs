@@ -32,6 +32,8 @@ fn row(destination: &str) -> RowMetrics {
             ..Rejections::default()
         },
         would_reject: Rejections::default(),
+        would_reject_outcomes: [3, 1],
+        connections: 6,
         held: Held::default(),
         retries: 3,
         budget_tokens: Some(96),

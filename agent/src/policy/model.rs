@@ -264,6 +264,15 @@ pub struct Limits {
     pub connects_per_second: Option<u32>,
 }
 
+impl Limits {
+    /// None at all.
+    pub const OFF: Self = Self {
+        connections: None,
+        pending: None,
+        connects_per_second: None,
+    };
+}
+
 /// The agent's own sizes and its log.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AgentConfig {

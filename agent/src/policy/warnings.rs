@@ -15,15 +15,11 @@ pub(super) const NOT_ENFORCED: &[&str] = &[
     "breaker.scope",
     "breaker.max_open_share",
     "breaker.failure_status",
-    "breaker.on_open",
     "retry.refuse_non_idempotent",
-    "limits.connections",
-    "limits.pending",
-    "limits.connects_per_second",
 ];
 
 /// Settings on the list whose built-in value is how this version behaves.
-const BUILT_IN_ACTS: &[&str] = &["breaker.scope", "breaker.failure_status", "breaker.on_open"];
+const BUILT_IN_ACTS: &[&str] = &["breaker.scope", "breaker.failure_status"];
 
 /// Whether this version does what a setting of this value says.
 pub(super) fn is_acted_upon(key: &str, value: &str) -> bool {

@@ -106,6 +106,16 @@ pub enum Event {
         mode: Mode,
         generation: u32,
     },
+    /// Connections that existed when a breaker opened were ended. At most one a second and row; an
+    /// addition to the first version of the format.
+    Drained {
+        destination: String,
+        workload: String,
+        netns: Option<u64>,
+        /// What the policy says: abort or drain-idle.
+        on_open: String,
+        connections: u64,
+    },
     /// A connect was made to wait.
     Held {
         destination: String,
@@ -189,6 +199,7 @@ impl Event {
             Self::Breaker { .. } => "breaker",
             Self::Timeout { .. } => "timeout",
             Self::Rejected { .. } => "rejected",
+            Self::Drained { .. } => "drained",
             Self::Held { .. } => "held",
             Self::RetryBudget { .. } => "retry_budget",
             Self::Config { .. } => "config",

@@ -170,6 +170,16 @@ pub struct Row {
     pub rejected: Rejections,
     /// Calls that observe mode let pass and enforce mode would have refused.
     pub would_reject: Rejections,
+    /// Of those calls, the ones that went well in truth: established, and the first exchange did not
+    /// fail. An addition to the first version of the format, as are the next one and `limits`.
+    #[serde(default)]
+    pub would_reject_succeeded: u64,
+    /// Of those calls, the ones that failed. What the program gave up is in neither.
+    #[serde(default)]
+    pub would_reject_failed: u64,
+    /// The limits in force, and what of them is used.
+    #[serde(default)]
+    pub limits: Limits,
     /// Connects that were made to wait.
     pub held: Held,
     /// Timeouts that observe mode did not carry out.
@@ -412,6 +422,37 @@ pub struct Latency {
     pub p999: Option<u64>,
     /// Longest; 0 when count is 0.
     pub max: u64,
+}
+
+/// Bulkheads of a row.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Limits {
+    /// Live connections.
+    pub connections: Limit,
+    /// Connects without an answer.
+    pub pending: Limit,
+    /// Connects that the last second's worth has not earned back yet.
+    pub connects_per_second: Limit,
+}
+
+impl Limits {
+    /// Every limit with its word, in the order of the configuration.
+    pub fn each(&self) -> [(&'static str, &Limit); 3] {
+        [
+            ("connections", &self.connections),
+            ("pending", &self.pending),
+            ("connects a second", &self.connects_per_second),
+        ]
+    }
+}
+
+/// One of them.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Limit {
+    /// The most that may be used; `None`: no limit.
+    pub limit: Option<u64>,
+    /// What is used now, also without a limit; of a rate only with one.
+    pub used: u64,
 }
 
 /// Timeouts in force, ms; `None`: off.

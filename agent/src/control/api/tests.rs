@@ -57,6 +57,9 @@ pub(crate) fn row(destination: &str) -> Row {
         failures: Failures::default(),
         rejected: Rejections::default(),
         would_reject: Rejections::default(),
+        would_reject_succeeded: 0,
+        would_reject_failed: 0,
+        limits: Limits::default(),
         held: Held::default(),
         would_timeout: 0,
         hung_recovered: 0,
@@ -195,17 +198,28 @@ fn event(event: Event) -> String {
 #[test]
 fn the_envelope_has_the_keys_of_the_contract_in_their_order() {
     let mut ours = keys(&serde_json::to_string(&envelope(vec![row("10.0.0.5:5432")])).unwrap());
-    // Additions: after lost_events, after bypassed_for_safety (two), after stale (two), and two at the end of retry.
+    // Additions: after lost_events, after bypassed_for_safety (two), after stale (two), after would_reject
+    // (three, the last with keys of its own), and two at the end of retry.
     assert_eq!(ours.remove(4), (1, "paused".to_owned()));
     let added = [
         "ramp_ends_in_ms",
         "manual",
         "throttled",
         "traits",
+        "would_reject_succeeded",
+        "would_reject_failed",
         "amplification",
         "operations",
     ];
     ours.retain(|(_, key)| !added.contains(&key.as_str()));
+    let limits = ours.iter().position(|(_, key)| key == "limits").unwrap();
+    let within = ours[limits + 1..].iter().position(|(_, key)| key == "held");
+    let below: Vec<_> = ours.drain(limits..=limits + within.unwrap()).collect();
+    let below: Vec<_> = below.iter().map(|(_, key)| key.as_str()).collect();
+    let one = ["limit", "used"];
+    let each =
+        ["connections", "pending", "connects_per_second"].map(|of| [&[of][..], &one].concat());
+    assert_eq!(below, [&["limits"][..], &each.concat()].concat());
     assert_eq!(ours, keys(SKELETON));
 }
 

@@ -68,7 +68,7 @@ proptest! {
                 .and_then(|index| engine.view(row(index), now))
                 .map_or(0, |view| view.generation);
             let event = event_of(
-                &op, row, generation, Nanos(until), last_seqs, [&ring.window; 2], &policies,
+                &op, row, generation, Nanos(until), last_seqs[0], last_seqs, [&ring.window; 2], &policies,
             );
             if let Some(event) = event {
                 engine.handle(event, now, &mut out);

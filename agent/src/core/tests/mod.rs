@@ -16,6 +16,7 @@ mod rules;
 mod saved;
 mod simulation;
 mod table;
+mod trials;
 mod waits;
 mod windows;
 

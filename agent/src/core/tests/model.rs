@@ -27,6 +27,18 @@ pub(super) struct ModelRow {
     /// Redials since closing after which a probe failed.
     misleading_redials: i32,
     last_failed_probe: Nanos,
+    /// Open on exchanges: whether the first dial was answered, once it was over.
+    server_is_there: Option<bool>,
+    /// Open: a single connect may pass.
+    trial: bool,
+    refused_before: Option<u64>,
+    /// Refusals in a row with 900 ms before each.
+    far_apart: u64,
+    /// Refusals heard of last, and when that or something of a probe or trial was heard of.
+    refused_last: (u64, Nanos),
+    /// When it opened, or let the last trial pass.
+    opened_or_tried: Nanos,
+    outage_began: Nanos,
     successes_in_a_row: u32,
     successes_in_round: u32,
     round_began: Nanos,
@@ -47,8 +59,85 @@ pub(super) struct Model {
 
 impl ModelRow {
     pub(super) fn waits_for_redial(&self) -> bool {
-        let on_connects = self.opened_on == WindowKind::Connects;
-        self.state == State::Open && on_connects && self.settings.redial
+        let tells = self.opened_on == WindowKind::Connects || self.server_is_there != Some(true);
+        self.state == State::Open && tells && self.settings.redial
+    }
+
+    /// The next dial says whether the server is there at all.
+    pub(super) fn asks(&self) -> bool {
+        let unknown = self.opened_on == WindowKind::Exchanges && self.server_is_there.is_none();
+        self.waits_for_redial() && unknown
+    }
+
+    pub(super) fn tries(&self) -> bool {
+        self.state == State::Open && self.trial
+    }
+
+    fn open(&mut self, now: Nanos) {
+        self.go(State::Open);
+        self.server_is_there = None;
+        self.trial = false;
+        self.refused_before = None;
+        self.far_apart = 0;
+        self.opened_or_tried = now;
+    }
+
+    fn let_one_try(&mut self, now: Nanos) {
+        self.refused_before = Some(self.refused_last.0);
+        self.opened_or_tried = now;
+        self.go(State::Open);
+        self.trial = true;
+    }
+
+    /// The probe or trial that fails now came as seldom as those before, and failed quickly.
+    fn seldom_and_quick(&self, now: Nanos) -> bool {
+        self.far_apart >= 2 && now - self.refused_last.1 <= secs(1)
+    }
+
+    pub(super) fn refused(&mut self, refused: u64, now: Nanos) {
+        let useful = self.opened_on == WindowKind::Exchanges && self.server_is_there != Some(false);
+        if self.state != State::Open || !useful || !self.settings.redial {
+            return;
+        }
+        let Some(before) = self.refused_before else {
+            self.refused_before = Some(refused);
+            self.refused_last = (refused, now);
+            self.far_apart = u64::from(now - self.opened_or_tried >= millis(900));
+            return;
+        };
+        let (last, heard) = self.refused_last;
+        if refused == last {
+            return;
+        }
+        self.refused_last = (refused, now);
+        self.far_apart = if now - heard >= millis(900 * (refused - last)) {
+            self.far_apart + refused - last
+        } else {
+            0
+        };
+        let outage = now - self.outage_began;
+        let wait = match outage {
+            _ if self.trial => self.lease(),
+            _ if self.far_apart >= 2 => millis(900),
+            _ if outage < secs(60) => millis(500),
+            _ if outage < secs(600) => secs(2),
+            _ => secs(4),
+        };
+        let earned = refused - before >= 50 || self.far_apart >= 2;
+        if earned && now - self.opened_or_tried >= wait {
+            self.let_one_try(now);
+        }
+    }
+
+    fn success(&mut self, now: Nanos) {
+        self.misleading_redials = 0;
+        self.successes_in_a_row += 1;
+        if self.successes_in_a_row >= self.settings.successes_to_close {
+            self.close(now, false);
+            self.ramp_until = Some(now + secs(2));
+        } else if self.successes_in_round >= self.settings.probes {
+            self.new_round(now);
+        }
     }
 
     /// Whether an answered redial is believed now.
@@ -187,16 +276,23 @@ impl ModelRow {
         let one_suffices = hinted && window == 0 && s.enabled && s.consecutive_failures > 0;
         if stats.trip.is_some() || (one_suffices && stats.consecutive > 0) {
             self.opened_on = kind;
-            self.go(State::Open);
+            self.open(now);
             self.until = now + self.cooldown;
             if self.ramp_until.is_some() {
                 self.grow(now);
+            } else {
+                self.outage_began = now;
             }
         }
     }
 
     pub(super) fn probe_started(&mut self, generation: u32, now: Nanos) {
-        if self.state == State::HalfOpen && generation == self.generation {
+        let awaits = self.state == State::HalfOpen || self.tries();
+        if !awaits || generation != self.generation {
+            return;
+        }
+        self.refused_last.1 = now;
+        if self.state == State::HalfOpen {
             self.news.push(now);
         }
     }
@@ -209,6 +305,26 @@ impl ModelRow {
         now: Nanos,
     ) {
         self.highest_seqs = last_seqs;
+        if self.tries() && generation == self.generation {
+            match outcome {
+                ProbeOutcome::Returned => {}
+                ProbeOutcome::Success => {
+                    self.half_open(false, now);
+                    self.success(now);
+                }
+                ProbeOutcome::Failure => {
+                    let came_seldom = now - self.opened_or_tried >= millis(900);
+                    if came_seldom && self.seldom_and_quick(now) {
+                        self.let_one_try(now);
+                    } else {
+                        self.trial = false;
+                        self.far_apart = 0;
+                        self.go(State::Open);
+                    }
+                }
+            }
+            return;
+        }
         if self.state != State::HalfOpen || generation != self.generation {
             return;
         }
@@ -217,19 +333,19 @@ impl ModelRow {
             self.news.push(now);
         }
         match outcome {
-            ProbeOutcome::Returned => {}
+            ProbeOutcome::Returned => self.refused_last.1 = now,
             ProbeOutcome::Success => {
-                self.successes_in_a_row += 1;
+                self.refused_last.1 = now;
                 self.successes_in_round += 1;
-                if self.successes_in_a_row >= self.settings.successes_to_close {
-                    self.close(now, false);
-                    self.ramp_until = Some(now + secs(2));
-                } else if self.successes_in_round >= self.settings.probes {
-                    self.new_round(now);
-                }
+                self.success(now);
             }
             ProbeOutcome::Failure => {
-                self.go(State::Open);
+                let seldom = self.seldom_and_quick(now).then_some(self.far_apart);
+                self.open(now);
+                if let Some(far_apart) = seldom {
+                    self.let_one_try(now);
+                    self.far_apart = far_apart;
+                }
                 self.misleading_redials += i32::from(self.opened_by_redial);
                 self.last_failed_probe = now;
                 self.grow(now);
@@ -305,6 +421,13 @@ impl Model {
                 until_range: None,
                 settings: settings.clone(),
                 highest_seqs: [0; 2],
+                server_is_there: None,
+                trial: false,
+                refused_before: None,
+                far_apart: 0,
+                refused_last: (0, Nanos::ZERO),
+                opened_or_tried: Nanos::ZERO,
+                outage_began: Nanos::ZERO,
                 opened_by_redial: false,
                 misleading_redials: 0,
                 last_failed_probe: Nanos::ZERO,
@@ -320,11 +443,13 @@ impl Model {
         );
     }
 
-    pub(super) fn redial_answered(&mut self, target: DialTarget, now: Nanos) {
+    pub(super) fn redialled(&mut self, target: DialTarget, answered: bool, now: Nanos) {
         for known in self.rows.values_mut() {
             if known.target == target && known.waits_for_redial() {
                 known.time(now);
-                if known.waits_for_redial() && known.trusts_redials(now) {
+                if known.asks() {
+                    known.server_is_there = Some(answered);
+                } else if answered && known.waits_for_redial() && known.trusts_redials(now) {
                     known.half_open(true, now);
                 }
             }

@@ -43,6 +43,11 @@ pub(super) enum Op {
         target: u32,
         success: bool,
     },
+    /// So many more.
+    Refused {
+        row: u32,
+        more: u64,
+    },
     Trip {
         row: u32,
         time: Nanos,
@@ -72,6 +77,7 @@ impl Op {
             | Self::Look { row, .. }
             | Self::ProbeStarted { row, .. }
             | Self::ProbeEnded { row, .. }
+            | Self::Refused { row, .. }
             | Self::Trip { row, .. }
             | Self::HoldClosed { row, .. }
             | Self::Reset { row }
@@ -90,12 +96,13 @@ pub(super) fn target_of(row: u32) -> DialTarget {
     target(row / 2)
 }
 
-/// The event of an operation; `None` for what happens outside the engine.
+/// The event of an operation; `refused`: of its row so far; `None` for what happens outside the engine.
 pub(super) fn event_of<'a>(
     op: &Op,
     id: impl Fn(u32) -> RowId,
     generation: u32,
     until: Nanos,
+    refused: u64,
     last_seqs: [u64; 2],
     windows: [&'a CallWindow; 2],
     policies: &[Arc<BreakerSettings>],
@@ -135,6 +142,10 @@ pub(super) fn event_of<'a>(
         } => Event::DialEnded {
             target: target(number),
             success,
+        },
+        Op::Refused { row, .. } => Event::Refused {
+            row: id(row),
+            refused,
         },
         Op::Trip { row, .. } => Event::Trip {
             row: id(row),
@@ -186,6 +197,8 @@ pub(super) fn any_op() -> impl Strategy<Value = Op> {
             .prop_map(|(row, late, outcome)| Op::ProbeEnded { row, late, outcome }),
         4 => (0..2u32, any::<bool>())
             .prop_map(|(target, success)| Op::DialEnded { target, success }),
+        6 => (row(), prop_oneof![1u64..5, 40u64..60])
+            .prop_map(|(row, more)| Op::Refused { row, more }),
         1 => (row(), time()).prop_map(|(row, time)| Op::Trip { row, time }),
         1 => (row(), time()).prop_map(|(row, time)| Op::HoldClosed { row, time }),
         1 => row().prop_map(|row| Op::Reset { row }),

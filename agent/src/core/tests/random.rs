@@ -31,6 +31,7 @@ struct Driver {
     /// Connects and exchanges of each row.
     rings: Vec<[Ring; 2]>,
     truth: Vec<[Vec<Truth>; 2]>,
+    refused: [u64; ROWS as usize],
     policies: Vec<Arc<BreakerSettings>>,
     out: Vec<Action>,
 }
@@ -45,6 +46,8 @@ impl Driver {
             incarnations: [1; ROWS as usize],
             rings: (0..ROWS).map(|_| [Ring::new(), Ring::new()]).collect(),
             truth: vec![Default::default(); ROWS as usize],
+            // The low half of the count, which alone is remembered, wraps on the way.
+            refused: [u64::from(u32::MAX) - 100; ROWS as usize],
             policies: policies.into_iter().map(Arc::new).collect(),
             out: Vec::new(),
         }
@@ -93,6 +96,7 @@ impl Driver {
                 self.seen.states.remove(&row);
                 self.model.rows.remove(&row);
             }
+            Op::Refused { row, more } => self.refused[row as usize] += more,
             _ => {}
         }
         let generation = op.row().map_or(0, |row| {
@@ -116,6 +120,7 @@ impl Driver {
             id,
             generation,
             until,
+            self.refused[op.row().unwrap_or(0) as usize],
             [connects.last_seq, exchanges.last_seq],
             [&connects.window, &exchanges.window],
             &self.policies,
@@ -150,9 +155,7 @@ impl Driver {
                 success,
             } => {
                 self.seen.in_flight.remove(&target(number));
-                if success {
-                    self.model.redial_answered(target(number), now);
-                }
+                self.model.redialled(target(number), success, now);
             }
             Op::Forget { .. } => {
                 self.model.rows.remove(&index);
@@ -185,6 +188,7 @@ impl Driver {
                         let generation = generation.wrapping_sub(late);
                         known.probe_ended(generation, outcome, last_seqs, now);
                     }
+                    Op::Refused { .. } => known.refused(self.refused[index as usize], now),
                     Op::Trip { .. } => known.force(State::ForcedOpen, until, last_seqs),
                     Op::HoldClosed { .. } => known.force(State::ForcedClosed, until, last_seqs),
                     Op::Reset { .. } => known.reset(last_seqs, now),
@@ -239,7 +243,10 @@ impl Driver {
                         |known: &ModelRow| known.target == target && known.waits_for_redial();
                     assert!(self.model.rows.values().any(waiting), "nobody waits for it");
                     let last = self.seen.last_dial.insert(target, self.now);
-                    assert!(last.is_none_or(|at| self.now - at >= millis(400)));
+                    // Whether a server is there at all is asked at once.
+                    let asks = |known: &ModelRow| known.target == target && known.asks();
+                    let hurries = self.model.rows.values().any(asks);
+                    assert!(hurries || last.is_none_or(|at| self.now - at >= millis(400)));
                     let flying = self.seen.in_flight.insert(target, self.now);
                     assert!(flying.is_none_or(|at| self.now - at >= DIAL_WRITE_OFF));
                 }
@@ -295,11 +302,12 @@ impl Driver {
                 assert_eq!(verdict.generation, view.generation);
                 let state = match known.ramp_until {
                     Some(_) if view.state == State::Closed => STATE_RAMP,
+                    _ if known.tries() => State::HalfOpen.verdict_state(),
                     _ => view.state.verdict_state(),
                 };
                 assert_eq!(verdict.state, state);
-                let by_exchange =
-                    view.state == State::HalfOpen && known.opened_on == WindowKind::Exchanges;
+                let by_exchange = (view.state == State::HalfOpen || known.tries())
+                    && known.opened_on == WindowKind::Exchanges;
                 assert_eq!(verdict.flags, u8::from(by_exchange));
                 match view.state {
                     State::Open | State::ForcedOpen => {

@@ -64,14 +64,14 @@ fn a_cooldown_that_ended_meanwhile_still_waits_for_the_dial() {
 }
 
 #[test]
-fn opened_on_exchanges_runs_its_remaining_cooldown_without_a_dial() {
+fn opened_on_exchanges_runs_its_remaining_cooldown_whatever_a_dial_says() {
     let mut one = One::new(BreakerSettings::default());
     one.bring_to_by_exchanges(State::Open);
     let mut one = restart(one, BreakerSettings::default(), secs(10));
-    one.pass(secs(20) - Nanos(1));
-    assert_eq!((one.state(), dials(&one)), (State::Open, 0));
+    one.pass_until(one.now + secs(20) - Nanos(1), true, |_| false);
+    assert_eq!((one.state(), dials(&one)), (State::Open, 1));
     one.pass(Nanos(1));
-    assert_eq!((one.state(), dials(&one)), (State::HalfOpen, 0));
+    assert_eq!((one.state(), dials(&one)), (State::HalfOpen, 1));
 }
 
 #[test]

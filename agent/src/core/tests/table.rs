@@ -26,6 +26,8 @@ enum Kind {
     DialAnsweredAfterMisleading,
     DialAnsweredMuchLater,
     DialFailed,
+    Refused,
+    RefusedOften,
     Trip,
     HoldClosed,
     Reset,
@@ -62,6 +64,7 @@ fn kinds_of(event: &Event<'_>) -> &'static [Kind] {
             DialAnsweredMuchLater,
             DialFailed,
         ],
+        Event::Refused { .. } => &[Refused, RefusedOften],
         Event::Trip { .. } => &[Trip],
         Event::HoldClosed { .. } => &[HoldClosed],
         Event::Reset { .. } => &[Reset],
@@ -70,7 +73,7 @@ fn kinds_of(event: &Event<'_>) -> &'static [Kind] {
     }
 }
 
-const KINDS: [Kind; 25] = [
+const KINDS: [Kind; 27] = [
     ConfiguredAgain,
     ConfiguredOff,
     CallsHealthy,
@@ -90,6 +93,8 @@ const KINDS: [Kind; 25] = [
     DialAnsweredAfterMisleading,
     DialAnsweredMuchLater,
     DialFailed,
+    Refused,
+    RefusedOften,
     Trip,
     HoldClosed,
     Reset,
@@ -105,7 +110,7 @@ const FO: Option<State> = Some(State::ForcedOpen);
 const FC: Option<State> = Some(State::ForcedClosed);
 const GONE: Option<State> = None;
 
-/// The same where the breaker opened on exchanges: dials do nothing.
+/// The same where the breaker opened on exchanges: the first dial admits nothing.
 #[rustfmt::skip]
 fn next_opened_on_exchanges(kind: Kind) -> [Option<State>; State::ALL.len()] {
     match kind {
@@ -142,6 +147,9 @@ fn next(kind: Kind) -> [Option<State>; State::ALL.len()] {
         DialAnsweredAfterMisleading => [C, H, O, FO, FC],
         DialAnsweredMuchLater       => [C, H, H, FO, FC],
         DialFailed       => [C,     O,    H,    FO,   FC],
+        Refused          => [C,     O,    H,    FO,   FC],
+        // A trial at most: the state stays.
+        RefusedOften     => [C,     O,    H,    FO,   FC],
         Trip             => [FO,    FO,   FO,   FO,   FO],
         HoldClosed       => [FC,    FC,   FC,   FC,   FC],
         Reset            => [C,     C,    C,    C,    C],
@@ -213,6 +221,20 @@ fn send(one: &mut One, kind: Kind) {
             Event::DialEnded {
                 target: target(1),
                 success: true,
+            }
+        }
+        Refused => Event::Refused {
+            row: ROW,
+            refused: 1,
+        },
+        RefusedOften => {
+            for refused in [1, 50] {
+                one.handle(Event::Refused { row: ROW, refused });
+            }
+            one.now = one.now + secs(1);
+            Event::Refused {
+                row: ROW,
+                refused: 51,
             }
         }
         Trip => Event::Trip {
@@ -293,7 +315,15 @@ fn meets(mut one: One, kind: Kind, expected: Option<State>) {
                 assert_eq!(generation, expected_generation);
                 at = to;
             }
-            Action::Dial { .. } => assert!(kind == DeadlineDue && on_connects),
+            // At once, where it asks whether the server is there.
+            Action::Dial { .. } => assert!(
+                state == State::Open
+                    && match kind {
+                        DeadlineDue => on_connects,
+                        DeadlineEarly => !on_connects,
+                        _ => false,
+                    }
+            ),
             Action::Correlated(_) => panic!("one destination is not many"),
         }
     }

@@ -17,10 +17,6 @@ fn flags(one: &One) -> u8 {
     last.expect("a verdict was written")
 }
 
-fn dialled(one: &One) -> bool {
-    one.out.iter().any(|a| matches!(a, Action::Dial { .. }))
-}
-
 fn cooldown_passes(one: &mut One) {
     one.pass(one.view().next_probe_at.unwrap() - one.now);
     assert_eq!(one.state(), State::HalfOpen);
@@ -83,14 +79,10 @@ fn failures_of_the_two_windows_do_not_add_up() {
 }
 
 #[test]
-fn a_breaker_opened_on_exchanges_is_probed_by_exchanges_and_never_dialled() {
+fn a_breaker_opened_on_exchanges_is_probed_by_exchanges() {
     let mut one = One::new(BreakerSettings::default());
     one.bring_to_by_exchanges(State::Open);
     assert_eq!(flags(&one), 0);
-    assert_eq!(one.view().next_redial_at, None);
-    // The answer to a dial for another row.
-    one.dial_ended(true);
-    assert_eq!(one.state(), State::Open);
     cooldown_passes(&mut one);
     assert_eq!(flags(&one), VERDICT_PROBE_BY_EXCHANGE);
     assert_eq!(one.view().reason.window, EXCHANGES);
@@ -107,7 +99,6 @@ fn a_breaker_opened_on_exchanges_is_probed_by_exchanges_and_never_dialled() {
     one.probe(ProbeOutcome::Success);
     assert_eq!(one.state(), State::Closed);
     assert_eq!(flags(&one), 0);
-    assert!(!dialled(&one));
     // Afterwards it opens on connects like any other.
     one.bring_to(State::HalfOpen);
     assert_eq!(flags(&one), 0);

@@ -7,8 +7,10 @@
 //! should. Where a policy sets a write or stall timeout, it asks the kernel about connections on which
 //! data may lie still ([`still`]). Where a policy wants its read timeout to act by options of the
 //! socket, another thread sets them ([`option`]), and an exchange that goes on behind them is ended.
+//! Where a policy ends connections when its breaker opens, a third one does that ([`drain`]).
 
 mod abort;
+pub mod drain;
 mod hung;
 mod option;
 mod still;
@@ -39,6 +41,7 @@ use crate::{
     kernel::{Connections, LentOptions, Table, clock},
 };
 use abort::Aborter;
+use drain::{Drain, DrainThread};
 use hung::HungWatch;
 use option::{Bounded, OptionThread};
 use still::StillWatch;
@@ -65,6 +68,7 @@ pub struct Waiting {
     orders: mpsc::Sender<Order>,
     thread: Option<std::thread::JoinHandle<()>>,
     options: OptionThread,
+    drains: DrainThread,
 }
 
 impl Waiting {
@@ -79,6 +83,7 @@ impl Waiting {
         hidden: Hidden,
         commander: Commander,
         lent: Arc<LentOptions>,
+        drains: (mpsc::Sender<Drain>, mpsc::Receiver<Drain>),
     ) -> Result<Self> {
         let (orders, receiver) = mpsc::channel();
         let shared = Shared {
@@ -90,6 +95,7 @@ impl Waiting {
             bounded: Arc::default(),
         };
         let options = OptionThread::start(shared.clone(), lent)?;
+        let drains = DrainThread::start(shared.clone(), drains.0, drains.1)?;
         let thread = std::thread::Builder::new()
             .name("backstop-waits".into())
             .spawn(move || run(shared, &receiver))
@@ -98,6 +104,7 @@ impl Waiting {
             orders,
             thread: Some(thread),
             options,
+            drains,
         })
     }
 
@@ -105,7 +112,8 @@ impl Waiting {
     pub fn plan(&self, plan: Arc<Plan>) {
         // A thread that is gone is noticed by whoever runs the loop.
         let _ = self.orders.send(Order::Plan(Arc::clone(&plan)));
-        self.options.plan(plan);
+        self.options.plan(Arc::clone(&plan));
+        self.drains.plan(plan);
     }
 
     /// Gives every option of a socket back. With the mode or the policies that asked for them changed
@@ -120,11 +128,13 @@ impl Waiting {
             .as_ref()
             .is_some_and(|thread| !thread.is_finished())
             && self.options.is_running()
+            && self.drains.is_running()
     }
 
     /// Ends the threads. Options of sockets are to be given back before.
     pub fn stop(&mut self) {
         self.options.stop();
+        self.drains.stop();
         let _ = self.orders.send(Order::Stop);
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();

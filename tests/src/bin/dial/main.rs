@@ -3,6 +3,7 @@
 //!
 //! Tests run it inside a control group, where each `connect()` it makes is an ordinary program's.
 
+mod crowd;
 mod socket;
 mod uring;
 
@@ -44,6 +45,12 @@ fn carry_out(words: &[&str], kept: &mut Vec<Socket>) -> Value {
     match words {
         ["connect", to, how @ ..] => connect(address(to), &Plan::from(how)),
         ["burst", count, to, how @ ..] => burst(number(count), address(to), &Plan::from(how)),
+        ["crowd", threads, longest, to, how @ ..] => crowd::run(
+            number(threads),
+            millis(longest),
+            address(to),
+            &Plan::from(how),
+        ),
         ["open", count, to, how @ ..] => {
             let plan = Plan {
                 nonblocking: true,

@@ -103,6 +103,21 @@ impl Socket {
         self.get(libc::IPPROTO_TCP, libc::TCP_USER_TIMEOUT)
     }
 
+    /// Has the close reset the connection: no port waits for stragglers.
+    pub fn reset_at_close(&self) {
+        let option = libc::linger {
+            l_onoff: 1,
+            l_linger: 0,
+        };
+        let length = mem::size_of::<libc::linger>() as u32;
+        let (level, name) = (libc::SOL_SOCKET, libc::SO_LINGER);
+        // SAFETY: the structure is as long as said.
+        let result = unsafe {
+            libc::setsockopt(self.raw(), level, name, (&raw const option).cast(), length)
+        };
+        assert_eq!(result, 0, "SO_LINGER: {}", std::io::Error::last_os_error());
+    }
+
     fn set(&self, level: i32, option: i32, value: i32) {
         // SAFETY: the value is an int.
         let result =

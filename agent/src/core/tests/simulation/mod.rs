@@ -184,27 +184,51 @@ fn a_server_that_accepts_and_fails_is_probed_by_exchanges() {
     };
     assert!(opened < secs(10) + millis(20), "opened at {opened:?}");
     assert_eq!(reason.window, WindowKind::Exchanges);
-    // The agent's dial would be answered, as every connect is.
-    assert_eq!(world.dials, []);
-    assert!(world.bad_exchanges < 20, "{} failed", world.bad_exchanges);
-    // At 40 s a probe is accepted, and fails all the same.
-    let before = world.bad_exchanges;
+    // The agent's dial was answered, as every connect is.
+    assert_eq!(world.dials.len(), 1);
+    // One trial a second, of 2,000 calls.
+    assert!(world.bad_exchanges < 50, "{} failed", world.bad_exchanges);
+    let trials = world.rounds.len();
+    assert!((25..=30).contains(&trials), "{trials} trials");
+    // The cooldown has ended, its probe has failed, and the next one is twice as long.
     world.run_until(secs(60));
-    assert_eq!(world.bad_exchanges, before + 1);
     let &(_, from, to, reason) = world.transitions.last().unwrap();
     assert_eq!((from, to), (State::HalfOpen, State::Open));
     assert_eq!(reason, Reason::probe_failed(WindowKind::Exchanges));
+    assert!(world.bad_exchanges < 80, "{} failed", world.bad_exchanges);
+    // Two calls find out that it is back.
+    world.run_until(millis(61_200));
+    assert_eq!(world.state(), State::Closed, "{:?}", world.transitions);
+    assert!(world.rounds.values().all(|round| round.syns == 1));
+    assert_eq!((world.bad_syns, world.ran_out), (0, 0));
+    world.run_until(secs(64));
+    let refused = world.refused.len();
+    world.run_until(secs(200));
+    assert_eq!(world.refused.len(), refused);
+}
+
+#[test]
+fn without_redial_the_cooldown_alone_ends_what_opened_on_exchanges() {
+    let outage = Outage {
+        answer: Answer::Broken,
+        ..refusing(10, 60)
+    };
+    let settings = BreakerSettings {
+        redial: false,
+        ..BreakerSettings::default()
+    };
+    let mut world = World::new(crowd(settings, outage));
+    world.run_until(secs(40));
+    assert_eq!((world.dials.len(), world.rounds.len()), (0, 0));
+    let before = world.bad_exchanges;
+    world.run_until(secs(60));
+    assert_eq!(world.bad_exchanges, before + 1, "one probe, at 40 s");
     // The next cooldown is twice as long, 10 % either way.
     world.run_until(secs(94));
     assert_eq!(world.state(), State::Open);
     world.run_until(secs(107));
     assert_eq!(world.state(), State::Closed);
     assert_eq!(world.rounds.len(), 3);
-    assert!(world.rounds.values().all(|round| round.syns == 1));
-    assert_eq!((world.bad_syns, world.ran_out), (0, 0));
-    let refused = world.refused.len();
-    world.run_until(secs(200));
-    assert_eq!(world.refused.len(), refused);
 }
 
 #[test]

@@ -109,6 +109,7 @@ enum News {
         generation: u32,
         end: End,
     },
+    Refused,
 }
 
 /// SYNs of one half-open verdict.
@@ -141,6 +142,7 @@ pub(super) struct World {
     /// Exchanges that failed.
     pub(super) bad_exchanges: u64,
     pub(super) refused: Vec<Nanos>,
+    refusal_told: Option<Nanos>,
     /// Connects that passed since the verdict had run out. The agent lives: none.
     pub(super) ran_out: u64,
 }
@@ -165,6 +167,7 @@ impl World {
             bad_syns: 0,
             bad_exchanges: 0,
             refused: Vec::new(),
+            refusal_told: None,
             ran_out: 0,
             plan,
         };
@@ -288,6 +291,10 @@ impl World {
         };
         if refuse {
             self.refused.push(self.now);
+            if self.refusal_told.is_none_or(|at| self.now - at >= secs(1)) {
+                self.refusal_told = Some(self.now);
+                self.tell(News::Refused);
+            }
             return self.again(client);
         }
         let answer = self.answer();
@@ -413,6 +420,10 @@ impl World {
             News::ProbeStarted { generation } => Event::ProbeStarted {
                 row: ROW,
                 generation,
+            },
+            News::Refused => Event::Refused {
+                row: ROW,
+                refused: self.refused.len() as u64,
             },
             News::ProbeEnded { generation, end } => Event::ProbeEnded {
                 row: ROW,

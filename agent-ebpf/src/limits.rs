@@ -1,0 +1,162 @@
+//! Bulkheads: places among a row's live connections and unanswered connects, and tokens of its rate.
+//!
+//! Every connection is counted, with or without a limit, in one word of its row
+//! ([`agent_common::limits`]): so a limit that is switched on finds the right count, and operators see
+//! what there is before they set one. Without a limit a connect is counted from its SYN on; with one,
+//! `connect()` itself claims the place, and whatever ends the stamp returns it.
+
+use agent_common::{
+    OTHER_ROW, Row, Stamp,
+    limits::{ONE_BEGUN, ONE_LIVE, ONE_PENDING, has_room, take},
+};
+
+use crate::{atomics, rows};
+
+/// Tries by compare-and-exchange; each that fails means that another CPU succeeded.
+const TRIES: u32 = 8;
+
+/// There is room; in enforce mode a place is claimed.
+pub const PASSES: u32 = 0;
+
+/// Claims a place and a token for a connect in enforce mode (`claims` is not 0); in observe mode only
+/// looks whether there is a place. A refused connect takes nothing.
+///
+/// # Safety
+/// `row` must be map memory.
+#[inline(never)]
+pub unsafe fn claim(row: *mut Row, now: u64, claims: u32) -> u32 {
+    const FULL: u32 = 1;
+    // SAFETY: by contract.
+    unsafe {
+        let places = &raw mut (*row).places;
+        let connections = (&raw const (*row).settings.connections_most).read_volatile();
+        let pending = (&raw const (*row).settings.pending_most).read_volatile();
+        let mut claimed = false;
+        for _ in 0..TRIES {
+            let word = atomics::load(places);
+            if !has_room(word, connections, pending) {
+                return FULL;
+            }
+            if claims == 0 {
+                break;
+            }
+            if atomics::replace(places, word, word.wrapping_add(ONE_BEGUN)) {
+                claimed = true;
+                break;
+            }
+        }
+        if claims != 0 && !claimed {
+            // A crowd: who adds first and finds no room goes back. Never one too many passes.
+            let word = atomics::add(places, ONE_BEGUN);
+            if !has_room(word, connections, pending) {
+                atomics::add(places, 0_u64.wrapping_sub(ONE_BEGUN));
+                return FULL;
+            }
+        }
+        let per_second = (&raw const (*row).settings.connects_per_second).read_volatile();
+        if per_second == 0 {
+            return PASSES;
+        }
+        for _ in 0..TRIES {
+            let bucket = atomics::load(&raw const (*row).bucket);
+            let next = take(bucket, now, per_second);
+            if next == 0 {
+                break;
+            }
+            if atomics::replace(&raw mut (*row).bucket, bucket, next) {
+                return PASSES;
+            }
+        }
+        if claims != 0 {
+            atomics::add(places, 0_u64.wrapping_sub(ONE_BEGUN));
+        }
+        FULL
+    }
+}
+
+/// A connection of this row begins; row `other` counts no live ones, for its stamps come and go.
+#[inline(always)]
+fn begun_in(row: u32) -> u64 {
+    if row == OTHER_ROW {
+        ONE_PENDING
+    } else {
+        ONE_BEGUN
+    }
+}
+
+/// The SYN leaves, and `connect()` has claimed no place.
+///
+/// # Safety
+/// `stamp` and `row` must be map memory and belong together (as for all functions here).
+#[inline(always)]
+pub unsafe fn begun(stamp: *mut Stamp, row: *mut Row) {
+    // SAFETY: by contract.
+    unsafe { atomics::add(&raw mut (*row).places, begun_in((*stamp).row)) };
+}
+
+/// The connect is answered: its connection lives on.
+///
+/// # Safety
+/// As [`begun`]. Last of all: from here on the row may get another owner.
+#[inline(always)]
+pub unsafe fn answered(row: *mut Row) {
+    // SAFETY: by contract.
+    unsafe { atomics::add(&raw mut (*row).places, 0_u64.wrapping_sub(ONE_PENDING)) };
+}
+
+/// The connect has begun, or claimed its place, and comes to nothing.
+///
+/// # Safety
+/// As [`answered`].
+#[inline(always)]
+pub unsafe fn failed(stamp: *mut Stamp, row: *mut Row) {
+    // SAFETY: by contract.
+    unsafe {
+        let amount = 0_u64.wrapping_sub(begun_in((*stamp).row));
+        atomics::add(&raw mut (*row).places, amount);
+    }
+}
+
+/// The connect has claimed a place, and passes without a stamp.
+///
+/// # Safety
+/// As [`begun`].
+#[inline(always)]
+pub unsafe fn unstamped(row: *mut Row) {
+    // SAFETY: by contract.
+    unsafe { atomics::add(&raw mut (*row).places, 0_u64.wrapping_sub(ONE_BEGUN)) };
+}
+
+/// An established connection is over. Nothing is returned where the row has another owner meanwhile:
+/// the former one's count was thrown away with it. (It cannot get one in between: rows are emptied
+/// only after a grace period.)
+///
+/// # Safety
+/// As [`begun`].
+#[inline(always)]
+pub unsafe fn over(stamp: *mut Stamp) {
+    // SAFETY: by contract, map memory.
+    unsafe {
+        let index = (*stamp).row;
+        if index == OTHER_ROW {
+            return;
+        }
+        if let Some(row) = rows::row(index)
+            && (*row).incarnation == (*stamp).incarnation
+        {
+            atomics::add(&raw mut (*row).places, 0_u64.wrapping_sub(ONE_LIVE));
+        }
+    }
+}
+
+/// A connection that existed already is followed from now on.
+///
+/// # Safety
+/// As [`begun`].
+#[inline(always)]
+pub unsafe fn adopted(index: u32, row: *mut Row) {
+    if index != OTHER_ROW {
+        // SAFETY: by contract.
+        unsafe { atomics::add(&raw mut (*row).places, ONE_LIVE) };
+    }
+}

@@ -1,0 +1,228 @@
+//! `on_open`: ends the connections that exist when a breaker opens, where its policy says so.
+//!
+//! A thread of its own, because a look or an abort waits for a socket's lock, which a program can hold.
+//! From the opening on it looks at the row's connections once a second, for as long as the breaker is
+//! open and any are there: so `drain-idle` finds those whose exchange ends later, and `abort` those
+//! whose connect was under way. Once the breaker lets probes pass, nothing more is ended.
+//!
+//! An operator's `trip` ends nothing: it refuses connects, by hand and for a time. Nothing is ended in
+//! observe mode, in a pause, on protected destinations and of sockets of the kernel's own.
+
+use std::{
+    collections::{HashMap, HashSet},
+    sync::{Arc, mpsc},
+    thread::JoinHandle,
+    time::Duration,
+};
+
+use agent_common::{Mode, Row, Stamp, verdict::STATE_OPEN};
+use anyhow::{Context as _, Result};
+
+use super::{
+    Shared,
+    abort::{Aborter, likely, target},
+    is_ours, row_of,
+};
+use crate::{
+    core::RowId,
+    daemon::{plan::Plan, reactor::Command},
+    policy::OnOpen,
+    sockets::{abort::Fate, look::Look},
+};
+
+/// Between two looks while connections are left.
+const AGAIN: Duration = Duration::from_secs(1);
+
+/// An exchange is answered with the first byte: the rest of the answer may take its time. Idle is what
+/// has been silent in both directions for this long, ms.
+const SILENT_MS: u32 = 1_000;
+
+/// What the thread is told.
+pub enum Drain {
+    /// A breaker has opened whose policy ends connections.
+    Opened(RowId),
+    /// A new configuration.
+    Plan(Arc<Plan>),
+}
+
+/// The thread's handle. It ends when all senders are gone, and is not waited for: it may hang in a
+/// program's lock.
+pub(super) struct DrainThread {
+    orders: Option<mpsc::Sender<Drain>>,
+    thread: JoinHandle<()>,
+}
+
+impl DrainThread {
+    /// Starts the thread.
+    ///
+    /// # Errors
+    /// When the system gives no thread.
+    pub(super) fn start(
+        shared: Shared,
+        orders: mpsc::Sender<Drain>,
+        received: mpsc::Receiver<Drain>,
+    ) -> Result<Self> {
+        let mut drainer = Drainer {
+            shared,
+            aborter: Aborter::default(),
+            rows: HashSet::new(),
+            refused: false,
+        };
+        let thread = std::thread::Builder::new()
+            .name("backstop-drains".into())
+            .spawn(move || drainer.run(&received))
+            .context("start the thread that ends connections of open breakers")?;
+        Ok(Self {
+            orders: Some(orders),
+            thread,
+        })
+    }
+
+    pub(super) fn plan(&self, plan: Arc<Plan>) {
+        // A thread that is gone is noticed by whoever runs the loop.
+        let _ = self.orders.as_ref().map(|to| to.send(Drain::Plan(plan)));
+    }
+
+    pub(super) fn is_running(&self) -> bool {
+        !self.thread.is_finished()
+    }
+
+    pub(super) fn stop(&mut self) {
+        self.orders = None;
+    }
+}
+
+struct Drainer {
+    shared: Shared,
+    aborter: Aborter,
+    /// Rows whose connections are ended.
+    rows: HashSet<RowId>,
+    /// The kernel does not end connections: said once.
+    refused: bool,
+}
+
+impl Drainer {
+    fn run(&mut self, orders: &mpsc::Receiver<Drain>) {
+        loop {
+            let order = if self.rows.is_empty() {
+                orders.recv().map_err(Into::into)
+            } else {
+                orders.recv_timeout(AGAIN)
+            };
+            match order {
+                Ok(order) => self.take(order),
+                Err(mpsc::RecvTimeoutError::Timeout) => {}
+                Err(mpsc::RecvTimeoutError::Disconnected) => return,
+            }
+            while let Ok(order) = orders.try_recv() {
+                self.take(order);
+            }
+            self.look();
+        }
+    }
+
+    fn take(&mut self, order: Drain) {
+        match order {
+            Drain::Opened(row) => {
+                self.rows.insert(row);
+            }
+            Drain::Plan(plan) => self.shared.plan = plan,
+        }
+    }
+
+    /// Ends what is to be ended of all rows.
+    fn look(&mut self) {
+        let shared = &self.shared;
+        if shared.table.mode() != Mode::ENFORCE {
+            // Observe mode ends nothing, also not later. A pause may be over before the outage is.
+            if shared.table.mode() == Mode::OBSERVE {
+                self.rows.clear();
+            }
+            return;
+        }
+        let mut wanted: HashMap<RowId, (Row, OnOpen)> = HashMap::new();
+        self.rows.retain(|&id| {
+            let row = shared.row(id).filter(|row| row.live() > 0);
+            let on_open = row.map(|row| shared.plan.on_open(row.settings.policy));
+            let (Some(row), Some(on_open)) = (row, on_open) else {
+                return false;
+            };
+            let is_open = shared.table.verdict(id.index).state == STATE_OPEN;
+            if is_open && on_open != OnOpen::Keep {
+                wanted.insert(id, (row, on_open));
+            }
+            is_open && on_open != OnOpen::Keep
+        });
+        if wanted.is_empty() {
+            return;
+        }
+        let mut found: HashMap<RowId, Vec<(u64, Stamp)>> = HashMap::new();
+        shared.connections.each_open(|cookie, stamp| {
+            let id = row_of(stamp);
+            if is_ours(stamp) && wanted.contains_key(&id) {
+                found.entry(id).or_default().push((cookie, *stamp));
+            }
+        });
+        for (id, connections) in found {
+            let Some((row, on_open)) = wanted.get(&id) else {
+                continue;
+            };
+            let ended = self.end(id, row, *on_open, &connections);
+            if ended > 0 {
+                let (row, on_open) = (id, *on_open);
+                self.shared.commander.send(Command::Drained {
+                    row,
+                    on_open,
+                    connections: ended,
+                });
+            }
+        }
+    }
+
+    /// Ends connections of one row; how many.
+    fn end(&mut self, id: RowId, row: &Row, on_open: OnOpen, connections: &[(u64, Stamp)]) -> u64 {
+        let shared = &self.shared;
+        let targets: Vec<_> = (connections.iter())
+            .map(|(cookie, stamp)| target(*cookie, stamp))
+            .collect();
+        let pids = likely((connections.iter()).map(|(_, stamp)| (stamp.pid, row.last_pid)));
+        let fates = self.aborter.within(row.netns_inode, &pids, |diag| {
+            diag.abort(&targets, |look| {
+                // Just before the act: the same connection, and the breaker still open.
+                let stamp = shared.connections.get(look.cookie);
+                let stamp = stamp.filter(|stamp| row_of(stamp) == id);
+                stamp.is_some_and(|stamp| {
+                    shared.table.mode() == Mode::ENFORCE
+                        && shared.table.verdict(id.index).state == STATE_OPEN
+                        && (on_open == OnOpen::Abort || is_idle(&stamp, look))
+                })
+            })
+        });
+        let mut ended = 0;
+        for fate in fates.into_iter().flatten() {
+            match fate {
+                Fate::Aborted => ended += 1,
+                Fate::Gone | Fate::Changed => {}
+                Fate::Refused(errno) if !self.refused => {
+                    self.refused = true;
+                    tracing::warn!(
+                        "on_open cannot end connections: the kernel says {errno} (it needs \
+                         CONFIG_INET_DIAG_DESTROY)"
+                    );
+                }
+                Fate::Refused(_) => {}
+                Fate::Unseen(error) => tracing::warn!("on_open could not look: {error}"),
+            }
+        }
+        ended
+    }
+}
+
+/// Whether nothing is under way: no answer owed, nothing unread, unsent or not acknowledged, and no data
+/// for a while.
+fn is_idle(stamp: &Stamp, look: &Look) -> bool {
+    let silent = look.tcp.is_some_and(|tcp| {
+        tcp.last_data_sent_ms >= SILENT_MS && tcp.last_data_recv_ms >= SILENT_MS
+    });
+    stamp.owed().is_none() && !look.has_unread() && look.send_queue == 0 && silent
+}
