@@ -125,7 +125,6 @@ fn what_has_no_effect_yet_is_said() {
         config.warnings(),
         [
             format!("policy \"a\": breaker.scope = node {end}"),
-            format!("policy \"a\": retry.backoff = 1s to 2s {end}"),
             format!("policy \"a\": retry.refuse_non_idempotent = true {end}"),
             format!(
                 "policy \"a\": destinations: the name db.internal:5432 {end}, which matches \
