@@ -336,7 +336,6 @@ unsafe fn unfinished(ctx: &SockAddrContext, found: Found, now: u64) {
     unsafe {
         match (*found.stamp).phase {
             PHASE_IDLE => {}
-            // It was refused, a little later.
             // It failed, and is used again: the program knows.
             PHASE_ENDED => retries::known(found.stamp, now, (*found.stamp).ended),
             // Its end was hidden from us; nothing is owed on a socket that connects anew.
@@ -352,6 +351,7 @@ unsafe fn unfinished(ctx: &SockAddrContext, found: Found, now: u64) {
                 exchange::closing(found.stamp, now, &change);
                 limits::over(found.stamp);
             }
+            // It was refused, a little later.
             PHASE_HELD => {
                 user_timeout::give_back(ctx.as_ptr(), found.stamp);
                 held::ended(found.stamp);

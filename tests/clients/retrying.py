@@ -49,7 +49,8 @@ def operation(retries, wait):
     for number in range(retries + 1):
         if number > 0:
             count(retries=1, calls=-1)
-            time.sleep(wait)
+            if wait:
+                time.sleep(wait)
         if ask():
             return
     count(failed=1)
