@@ -451,33 +451,6 @@ fn http(head: &[u8; HEAD]) -> Answer {
     }
 }
 
-/// Looks for `Retry-After:` in the head of an HTTP response, byte by byte. (Any name that ends so is
-/// taken for it: some say `X-Retry-After`.)
-#[derive(Clone, Copy, Debug, Default)]
-pub struct RetryAfter {
-    /// The last eight bytes, in small letters.
-    last: u64,
-}
-
-impl RetryAfter {
-    /// The next byte. Tells once it is known whether the header is there: it was found, or the head
-    /// has ended.
-    #[inline(always)]
-    pub fn step(&mut self, byte: u8) -> Option<bool> {
-        const NAME: u64 = u64::from_be_bytes(*b"y-after:");
-        /// An empty line, with the bit set that makes letters small.
-        const END: u32 = u32::from_be_bytes(*b"-*-*");
-        self.last = (self.last << 8) | u64::from(byte | 0x20);
-        if self.last == NAME {
-            return Some(true);
-        }
-        if self.last as u32 == END {
-            return Some(false);
-        }
-        None
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -709,20 +682,6 @@ mod tests {
             let said = answer(&head(bytes), PROTOCOL_UNKNOWN, bytes.len() as u32);
             assert_eq!(said, wanted, "{bytes:?}");
         }
-    }
-
-    #[test]
-    fn retry_after() {
-        let finds = |text: &str| {
-            let mut search = RetryAfter::default();
-            text.bytes().find_map(|byte| search.step(byte)) == Some(true)
-        };
-        assert!(finds("HTTP/1.1 503 No\r\nRetry-After: 3\r\n\r\n"));
-        assert!(finds(
-            "HTTP/1.1 503 No\r\nServer: x\r\nretry-after:3\r\n\r\n"
-        ));
-        assert!(!finds("HTTP/1.1 503 No\r\n\r\nRetry-After: 3\r\n"));
-        assert!(!finds("HTTP/1.1 503 No\r\nRetry: 3\r\n\r\n"));
     }
 
     #[test]

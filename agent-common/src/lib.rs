@@ -11,11 +11,13 @@
 #![no_std]
 
 pub mod adopt;
+pub mod answer;
 pub mod budget;
 pub mod classify;
 pub mod control;
 pub mod event;
 pub mod histogram;
+pub mod http;
 pub mod key;
 pub mod lent;
 pub mod limits;
@@ -31,6 +33,7 @@ pub mod verdict;
 pub mod window;
 
 pub use adopt::AdoptOffsets;
+pub use answer::HeardAnswer;
 pub use control::{Control, Counters, Mode, Offsets};
 pub use event::{Event, EventKind};
 pub use key::{DestinationKey, PolicyKey};
@@ -42,7 +45,7 @@ pub use verdict::Verdict;
 pub use window::CallWindow;
 
 /// Version of everything in this crate; raised with any change of layout or meaning.
-pub const ABI_VERSION: u32 = 6;
+pub const ABI_VERSION: u32 = 7;
 
 /// Nanoseconds in a millisecond.
 pub const NANOS_PER_MS: u64 = 1_000_000;

@@ -60,11 +60,14 @@ pub struct Stamp {
     /// Sequence number of the first byte of the request under way: what the peer sends without
     /// having acknowledged it is no answer.
     pub request_seq: u32,
-    /// What a TLS client has sent (`STAGE_` in [`crate::tls`]).
+    /// What a TLS client has sent (`STAGE_` in [`crate::tls`]). With HTTP/1: what the last request asks
+    /// for (`ASKS_` in [`crate::http`]).
     pub tls_stage: u32,
-    /// What a TLS 1.3 server has sent since the handshake ([`crate::tls::received`]).
+    /// What a TLS 1.3 server has sent since the handshake ([`crate::tls::received`]). With HTTP/1: what is
+    /// known of the end of the last answer (`BODY_` in [`crate::http`]).
     pub tls_seen: u32,
-    /// Sequence number at which its next record begins; 0: with the next segment.
+    /// Sequence number at which its next record begins; 0: with the next segment. With HTTP/1: the first
+    /// one after the last answer, if its length is known.
     pub tls_next: u32,
 
     // --- written once, when established: how the agent finds the socket from outside

@@ -67,6 +67,13 @@ macro_rules! member {
     };
 }
 
+/// Where `struct net` has its cookie; [`NO_OFFSET`] where that is not known.
+#[inline(always)]
+pub fn net_cookie_offset() -> u32 {
+    // SAFETY: as everywhere in this file.
+    unsafe { offset!(net_cookie) }
+}
+
 /// Always 0: go on.
 #[unsafe(no_mangle)]
 #[unsafe(link_section = "iter/tcp")]

@@ -2,7 +2,7 @@
 //! the SYN.
 
 use agent_common::{
-    OTHER_ROW, Row, Stamp, classify,
+    OTHER_ROW, Row, Stamp, classify, http,
     retry::ENDED_WELL,
     stamp::{
         KIND_GREETING, KIND_HANDSHAKE, KIND_REQUEST, PROTOCOL_TLS, PROTOCOL_UNKNOWN, pack_request,
@@ -64,6 +64,9 @@ pub unsafe fn sent_with_syn(ctx: &SkBuffContext, stamp: *mut Stamp, segment: Seg
         (*stamp).request_seq = segment.begin();
         if (*stamp).protocol == PROTOCOL_TLS {
             tls::sent(ctx.skb.skb, stamp, &segment);
+        } else {
+            // Of HTTP/1; nothing else looks at it.
+            (*stamp).tls_stage = http::asks([head[0], head[1], head[2], head[3]]);
         }
     }
 }

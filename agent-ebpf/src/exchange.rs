@@ -16,6 +16,7 @@ use agent_common::{
         EVENT_EXCHANGE, EVENT_PROBE, OUTCOME_ABANDONED, OUTCOME_CLOSED_EARLY, OUTCOME_GAVE_UP,
         OUTCOME_HUNG, OUTCOME_OTHER, OUTCOME_RESET, OUTCOME_RESPONSE, OUTCOME_SLOW, OUTCOME_STATUS,
     },
+    http::{self, ASKS_ON, BODY_NONE},
     retry::{ENDED_UNANSWERED, ENDED_WELL},
     stamp::{
         KIND_GREETING, KIND_HANDSHAKE, KIND_REQUEST, PHASE_OPEN, PHASE_PENDING, PROTOCOL_ADOPTED,
@@ -35,10 +36,10 @@ use aya_ebpf::{
 };
 
 use crate::{
-    atomics, begin, counted, events, held,
+    answers, atomics, begin, body, counted, events, head, held,
     opaque::hidden,
     outcome::{self, Window},
-    retries, retry_after,
+    retries,
     segment::{self, Segment},
     stamps, tls,
 };
@@ -93,11 +94,15 @@ pub fn sent(ctx: SkBuffContext) -> i32 {
 pub fn received(ctx: SkBuffContext) -> i32 {
     // SAFETY: the program's context.
     unsafe {
-        if let Some(segment) = segment::of(ctx.skb.skb)
-            && let Some(stamp) = stamp_of(&ctx)
-            && (*stamp).phase == PHASE_OPEN
-        {
-            back(&ctx, stamp, segment);
+        let mut answer = 0;
+        if let Some(segment) = segment::or_answer(ctx.skb.skb, &mut answer) {
+            if let Some(stamp) = stamp_of(&ctx)
+                && (*stamp).phase == PHASE_OPEN
+            {
+                back(&ctx, stamp, segment);
+            }
+        } else if answer != 0 {
+            answers::heard(ctx.skb.skb, answer);
         }
     }
     PASS
@@ -177,6 +182,8 @@ unsafe fn out(ctx: &SkBuffContext, stamp: *mut Stamp, segment: Segment) {
                 if protocol == PROTOCOL_TLS {
                     kind = KIND_HANDSHAKE;
                     tls::sent(ctx.skb.skb, stamp, &segment);
+                } else if protocol == PROTOCOL_HTTP1 {
+                    (*stamp).tls_stage = asks(&head);
                 }
                 if (*stamp).in_end == 0
                     && let Some(row) = outcome::unpinned_row_of(stamp)
@@ -214,10 +221,15 @@ unsafe fn out(ctx: &SkBuffContext, stamp: *mut Stamp, segment: Segment) {
                     _ => true,
                 };
                 if !begins {
+                    if protocol == PROTOCOL_HTTP1 {
+                        (*stamp).tls_stage = ASKS_ON;
+                    }
                     return;
                 }
-                if protocol == PROTOCOL_TLS {
-                    (*stamp).tls_stage = STAGE_SETTLED;
+                match protocol {
+                    PROTOCOL_TLS => (*stamp).tls_stage = STAGE_SETTLED,
+                    PROTOCOL_HTTP1 => (*stamp).tls_stage = asks(&head),
+                    _ => {}
                 }
             }
         }
@@ -240,6 +252,12 @@ unsafe fn out(ctx: &SkBuffContext, stamp: *mut Stamp, segment: Segment) {
         (*stamp).request_seq = begin_seq;
         begin::begin(stamp, row, number + 1, now, kind);
     }
+}
+
+/// What a request of HTTP/1 asks for.
+#[inline(always)]
+fn asks(head: &[u8; HEAD]) -> u32 {
+    http::asks([head[0], head[1], head[2], head[3]])
 }
 
 const HANDSHAKE: u32 = Sent::Handshake as u32;
@@ -308,6 +326,10 @@ unsafe fn back(ctx: &SkBuffContext, stamp: *mut Stamp, segment: Segment) {
             (*stamp).is_long = 1;
             if protocol == PROTOCOL_UNKNOWN && before == 0 {
                 greeted(ctx, stamp, &segment);
+            } else if protocol == PROTOCOL_HTTP1 {
+                if (*stamp).tls_seen != BODY_NONE {
+                    body::goes_on(ctx.skb.skb, stamp, &segment);
+                }
             } else if may_be_ticket(stamp, protocol) {
                 tls::answers(ctx.skb.skb, stamp, &segment, 0);
             }
@@ -353,6 +375,9 @@ unsafe fn back(ctx: &SkBuffContext, stamp: *mut Stamp, segment: Segment) {
         if let Some(row) = outcome::row_of(stamp) {
             if kind == KIND_GREETING {
                 atomics::add32(&raw mut (*row).greeted, 1);
+            }
+            if protocol == PROTOCOL_HTTP1 {
+                body::begins(ctx.skb.skb, stamp, &segment, (*row).settings.flags);
             }
             let us = (now / 1000).saturating_sub(begun_us);
             let counted = counted(ctx, stamp, row);
@@ -416,8 +441,11 @@ unsafe fn status(skb: *mut __sk_buff, segment: &Segment, protocol: u32) -> u32 {
     unsafe {
         let head = segment::head(skb, *segment);
         let answer = hidden(classify::answer(&head, protocol, segment.payload) as u32);
-        if answer == Answer::Unavailable as u32 && retry_after::is_there(skb, segment) != 0 {
-            return Answer::UnavailableForNow as u32;
+        if answer == Answer::Unavailable as u32 {
+            let head = head::search(skb, segment);
+            if !head.is_null() && (*head).search.has_retry_after() {
+                return Answer::UnavailableForNow as u32;
+            }
         }
         answer
     }

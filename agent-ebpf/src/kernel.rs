@@ -262,6 +262,25 @@ pub fn cookie_of_context(sk: *const bpf_sock) -> u64 {
     read::<u64>(address + u64::from(offset)).unwrap_or(0)
 }
 
+/// The cookie of the network namespace of a socket that a context points to; 0 where it cannot be read.
+/// There is a helper, but not for packets on the oldest kernels.
+#[inline(always)]
+pub fn netns_cookie_of_context(sk: *const bpf_sock, to_cookie: u32) -> u64 {
+    let to_net = offset!(sock_net);
+    if to_net == NO_OFFSET || to_cookie == NO_OFFSET {
+        return 0;
+    }
+    // As above.
+    let slot = sk;
+    let Some(address) = read::<u64>(&raw const slot as u64) else {
+        return 0;
+    };
+    match read::<u64>(address + u64::from(to_net)) {
+        Some(net) => read::<u64>(net + u64::from(to_cookie)).unwrap_or(0),
+        None => 0,
+    }
+}
+
 /// Whether the current task is on its way out: its sockets are closed by its death, not by it.
 #[inline(always)]
 pub fn current_is_exiting() -> bool {

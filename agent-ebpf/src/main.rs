@@ -11,13 +11,16 @@
 )]
 
 mod adopt;
+mod answers;
 mod atomics;
 mod begin;
+mod body;
 mod connect;
 mod counted;
 mod events;
 mod exchange;
 mod follow;
+mod head;
 mod held;
 mod keepalive;
 mod kernel;
@@ -29,7 +32,6 @@ mod probes;
 mod refusal;
 mod release;
 mod retries;
-mod retry_after;
 mod rows;
 mod segment;
 mod settle;

@@ -5,8 +5,8 @@
 //! kernel/bpf/arraymap.c): both sides see a store at once, without a system call.
 
 use agent_common::{
-    Control, Counters, DestinationKey, Lent, LentKey, PolicyKey, Retries, RetrySettings, Row,
-    Settings, Stamp,
+    Control, Counters, DestinationKey, HeardAnswer, Lent, LentKey, PolicyKey, Retries,
+    RetrySettings, Row, Settings, Stamp,
     histogram::Histogram,
     key::ManualKey,
     lent::LENT_MOST,
@@ -19,8 +19,10 @@ use agent_common::{
 use aya_ebpf::{
     bindings::{BPF_F_MMAPABLE, BPF_F_NO_PREALLOC},
     macros::map,
-    maps::{Array, HashMap, LpmTrie, Queue, RingBuf},
+    maps::{Array, HashMap, LpmTrie, PerCpuArray, Queue, RingBuf},
 };
+
+use crate::head::Head;
 
 /// Mode, heartbeat. Written by the agent. Mapped, 64 bytes.
 #[map]
@@ -123,6 +125,19 @@ pub static PACES: Array<Pace> = Array::with_max_entries(PACE_SLOTS, 0);
 #[map]
 pub static EVENTS: RingBuf = RingBuf::with_byte_size(1 << 20, 0);
 
+/// DNS answers for the agent, in a ring of their own so that they push out no event. Room for some
+/// hundred; what finds none is left out.
+#[map]
+pub static ANSWERS: RingBuf = RingBuf::with_byte_size(ANSWERS_BYTES, 0);
+
+/// Size of [`ANSWERS`]; a power of two and a multiple of the page size.
+const ANSWERS_BYTES: u32 = 1 << 17;
+const _: () = assert!(ANSWERS_BYTES as usize > 64 * size_of::<HeardAnswer>());
+
+/// How many answers were handed up in the current second: the second, and the count.
+#[map]
+pub static ANSWERS_HEARD: Array<u64> = Array::with_max_entries(1, 0);
+
 /// Stamps of connections, by the socket's cookie. Written by the kernel. Mapped, 192 bytes an entry.
 #[map]
 pub static CONNECTIONS: Array<Slot> = Array::with_max_entries(CONNECTION_SLOTS, BPF_F_MMAPABLE);
@@ -138,6 +153,11 @@ pub static SPILLED: HashMap<u64, Stamp> =
 /// agent and removed by whoever ends the exchange. Some 60 bytes an entry, taken only when used.
 #[map]
 pub static COUNTED: HashMap<u64, u64> = HashMap::with_max_entries(COUNTED_MOST, BPF_F_NO_PREALLOC);
+
+/// The first bytes of an HTTP answer while the ingress hook searches them. One of 1.1 KB for each
+/// processor.
+#[map]
+pub static HEAD: PerCpuArray<Head> = PerCpuArray::with_max_entries(1, 0);
 
 /// Control groups whose sockets are adopted, by id, with a process in each. Written by the agent,
 /// emptied after the start.

@@ -1,9 +1,11 @@
 //! What a packet of a TCP connection carries, from its headers.
 
+use crate::answers;
 use agent_common::classify::HEAD;
 use aya_ebpf::{bindings::__sk_buff, helpers::generated::bpf_skb_load_bytes};
 
 const IPPROTO_TCP: u8 = 6;
+const IPPROTO_UDP: u8 = 17;
 const TCP_SYN: u8 = 0x02;
 
 /// A TCP segment (before segmentation by the device, or after merging: many packets' worth).
@@ -29,29 +31,34 @@ impl Segment {
     }
 }
 
-/// The segment, or `None` for anything without a payload or with headers that are not worth it
+/// The segment, or `None` for anything without a payload (but a SYN) or with headers that are not worth it
 /// (IPv4 options, IPv6 extension headers).
 ///
 /// # Safety
 /// `skb` must be the program's context.
 #[inline(always)]
-pub unsafe fn of(skb: *mut __sk_buff) -> Option<Segment> {
+pub unsafe fn or_syn(skb: *mut __sk_buff) -> Option<Segment> {
+    let mut answer = 0;
     // SAFETY: by contract.
-    unsafe { parse(skb, false) }
+    unsafe { parse::<false, true>(skb, &mut answer) }
 }
 
-/// As [`of`], and a SYN also when it has no payload.
+/// As [`or_syn`], without SYNs that carry nothing; `answer` becomes the length of the network header where
+/// the packet is no segment but may be a DNS answer. A TCP packet pays nothing for it.
 ///
 /// # Safety
-/// As [`of`].
+/// As [`or_syn`].
 #[inline(always)]
-pub unsafe fn or_syn(skb: *mut __sk_buff) -> Option<Segment> {
+pub unsafe fn or_answer(skb: *mut __sk_buff, answer: &mut u32) -> Option<Segment> {
     // SAFETY: by contract.
-    unsafe { parse(skb, true) }
+    unsafe { parse::<true, false>(skb, answer) }
 }
 
 #[inline(always)]
-unsafe fn parse(skb: *mut __sk_buff, syns: bool) -> Option<Segment> {
+unsafe fn parse<const ANSWERS: bool, const SYNS: bool>(
+    skb: *mut __sk_buff,
+    answer: &mut u32,
+) -> Option<Segment> {
     // SAFETY: by contract; every access is within what was compared with the end.
     unsafe {
         let (data, end) = ((*skb).data as usize, (*skb).data_end as usize);
@@ -62,11 +69,20 @@ unsafe fn parse(skb: *mut __sk_buff, syns: bool) -> Option<Segment> {
         let version = *ip;
         let network = if version == 0x45 {
             if *ip.add(9) != IPPROTO_TCP {
+                if ANSWERS && *ip.add(9) == IPPROTO_UDP && answers::may_be_one(ip.add(20)) {
+                    *answer = 20;
+                }
                 return None;
             }
             20
         } else if version >> 4 == 6 {
-            if *ip.add(6) != IPPROTO_TCP || data + 60 > end {
+            if data + 60 > end {
+                return None;
+            }
+            if *ip.add(6) != IPPROTO_TCP {
+                if ANSWERS && *ip.add(6) == IPPROTO_UDP && answers::may_be_one(ip.add(40)) {
+                    *answer = 40;
+                }
                 return None;
             }
             40
@@ -82,7 +98,7 @@ unsafe fn parse(skb: *mut __sk_buff, syns: bool) -> Option<Segment> {
         let offset = network + header;
         let length = (*skb).len;
         let is_syn = *tcp.add(13) & TCP_SYN != 0;
-        if length <= offset && !(syns && is_syn && length == offset) {
+        if length <= offset && !(SYNS && is_syn && length == offset) {
             return None;
         }
         let payload = length - offset;

@@ -225,6 +225,19 @@ impl Dialer {
         self.ask(&format!("sweep {count} {}", SocketAddr::new(first, port)))
     }
 
+    /// Begins to connect once a millisecond, until [`Dialer::enough`].
+    pub fn begin_steady(&mut self, to: SocketAddr) {
+        self.order(&format!("steady {to}"));
+    }
+
+    /// Ends that: how often each errno came, and when the first and the last were established.
+    pub fn enough(&mut self) -> Value {
+        self.order("enough");
+        let answer = self.answer();
+        self.answer();
+        answer
+    }
+
     /// Connects over and over until it is established; the time that took and the number of
     /// connects that were refused before.
     pub fn until_established(&mut self, to: SocketAddr, longest: Duration) -> Option<Duration> {

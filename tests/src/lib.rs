@@ -15,6 +15,7 @@ pub mod foreign;
 pub mod http;
 pub mod interpreter;
 pub mod maps;
+pub mod names;
 pub mod net;
 pub mod nginx;
 pub mod outcome;

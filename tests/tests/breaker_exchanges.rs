@@ -20,6 +20,7 @@ use tests::{
     outcome::judged,
     process::{Finished, Program},
     server::{Server, read_head},
+    wait::until,
 };
 
 const TO: SocketAddr = TestNet::server4(8080);
@@ -116,7 +117,6 @@ fn a_server_that_answers_503_opens_and_heals() {
         (&5.0.into(), &5.0.into())
     );
     assert_eq!(row["windows"]["connects"]["failures"], 0, "{row:#}");
-    assert_eq!(row["next_redial_in_ms"], Value::Null, "{row:#}");
     let open = events.wait_breaker(DESTINATION, "open");
     assert_eq!(open["reason"]["window"], "exchanges", "{open:#}");
 
@@ -124,8 +124,12 @@ fn a_server_that_answers_503_opens_and_heals() {
     assert_eq!(finished.code(), 7, "refused: {finished}");
     let row = scene.agent.row(DESTINATION);
     assert_eq!(row["rejected"]["breaker"], 1, "{row:#}");
-    // Nobody dialled: connects were never the trouble.
-    assert_eq!(server.accepts(), 5);
+    // The agent has asked once whether the server is there at all. It is, so dials say no more.
+    until("the answer to the dial", Duration::from_secs(5), || {
+        let row = scene.agent.row(DESTINATION);
+        row["next_redial_in_ms"].is_null().then_some(())
+    });
+    assert_eq!(server.accepts(), 6);
 
     healed.store(true, Ordering::SeqCst);
     events.wait_breaker(DESTINATION, "half_open");
@@ -140,6 +144,66 @@ fn a_server_that_answers_503_opens_and_heals() {
     assert_eq!(row["failures"]["status"], 5, "{row:#}");
     assert_eq!(row["responses"], 8, "{row:#}");
     assert_eq!(row["reason"]["kind"], "none", "{row:#}");
+}
+
+/// A crowd finds out long before the cooldown ends that a server is well again.
+#[test]
+fn one_call_in_fifty_tries_a_server_that_answered_503() {
+    need!("curl");
+    let scene = Scene::new("trials", "");
+    let healed = Arc::new(AtomicBool::new(false));
+    let _server = scene.serve(sick(&healed));
+    let mut events = scene.agent.follow(&[]);
+    scene.open();
+    events.wait_breaker(DESTINATION, "open");
+    let failed = |row: &Value| row["failures"]["status"].as_u64().unwrap();
+    let before = failed(&scene.agent.row(DESTINATION));
+    // A trial comes to nothing, and is no change of state.
+    let row = until("a trial", Duration::from_secs(15), || {
+        scene.curl();
+        let row = scene.agent.row(DESTINATION);
+        (failed(&row) > before).then_some(row)
+    });
+    assert_eq!(row["state"], "open", "{row:#}");
+    assert!(row["rejected"]["breaker"].as_u64() >= Some(50), "{row:#}");
+    healed.store(true, Ordering::SeqCst);
+    until("closed", Duration::from_secs(15), || {
+        scene.curl();
+        let row = scene.agent.row(DESTINATION);
+        (row["state"] == "closed").then_some(())
+    });
+    let half_open = events.wait_breaker(DESTINATION, "half_open");
+    assert_eq!(half_open["from"], "open", "{half_open:#}");
+    let closed = events.wait_breaker(DESTINATION, "closed");
+    assert_eq!(closed["from"], "half_open", "{closed:#}");
+}
+
+/// A server that is killed resets what is under way: that it is gone, the agent finds out.
+#[test]
+fn a_killed_server_is_dialled_although_exchanges_opened_it() {
+    need!("python3");
+    let scene = Scene::new("killed", "");
+    let listen = "l = socket.create_server(('10.77.0.2', 8080))";
+    let mut server = Interpreter::start_outside(&scene.net.server);
+    server.run(listen);
+    let mut events = scene.agent.follow(&[]);
+    let mut python = scene.python();
+    python.run("six = [socket.create_connection(('10.77.0.2', 8080)) for _ in range(6)]");
+    python.run(r"for s in six: s.sendall(b'GET / HTTP/1.1\r\nHost: a\r\n\r\n')");
+    server.kill();
+    let open = events.wait_breaker(DESTINATION, "open");
+    assert_eq!(open["reason"]["window"], "exchanges", "{open:#}");
+    let row = scene.agent.wait_row(DESTINATION, "dialled", |row| {
+        row["next_redial_in_ms"].is_u64()
+    });
+    assert!(row["next_probe_in_ms"].as_u64() >= Some(20_000), "{row:#}");
+    // Back in less than the cooldown, and no call has paid for finding it out.
+    let mut server = Interpreter::start_outside(&scene.net.server);
+    server.run(listen);
+    events.wait_breaker(DESTINATION, "half_open");
+    let row = scene.agent.row(DESTINATION);
+    assert_eq!(row["attempts"], 6, "{row:#}");
+    assert!(row["state_age_ms"].as_u64() < Some(20_000), "{row:#}");
 }
 
 /// A probe is the whole exchange: an accept alone heals nothing.

@@ -93,7 +93,7 @@ fn status_has_every_key_of_the_contract() {
         let missing: Vec<_> = contract.difference(&have).collect();
         assert!(missing.is_empty(), "{missing:?} missing in {row:#}");
         // Additions: the pause in force, who asked for fewer calls, what was learned, who set a manual
-        // state, the ramp, the last minute.
+        // state, the ramp, the last minute, the limits, what observe mode saw.
         let is_added = |key: &str| {
             key == ".paused"
                 || key.ends_with(".throttled")
@@ -101,6 +101,8 @@ fn status_has_every_key_of_the_contract() {
                 || key.contains(".destinations.manual")
                 || key.ends_with(".ramp_ends_in_ms")
                 || key.contains("_1m_us")
+                || key.contains(".destinations.limits")
+                || key.contains(".would_reject_")
         };
         let more: Vec<_> = have
             .difference(&contract)

@@ -12,6 +12,18 @@ use crate::{paths, process};
 /// # Errors
 /// When the build fails.
 pub fn release(package: &str, binary: &str) -> Result<PathBuf> {
+    one(package, "--bin", binary, "")
+}
+
+/// As [`release`], for an example of a package: it shares the libraries of the binary.
+///
+/// # Errors
+/// When the build fails.
+pub fn release_example(package: &str, example: &str) -> Result<PathBuf> {
+    one(package, "--example", example, "examples")
+}
+
+fn one(package: &str, kind: &str, name: &str, folder: &str) -> Result<PathBuf> {
     let target = target()?;
     let mut command = process::cargo();
     // With --target the flags apply to the binary only, not to build scripts and macros, and the
@@ -23,8 +35,8 @@ pub fn release(package: &str, binary: &str) -> Result<PathBuf> {
             "--locked",
             "--package",
             package,
-            "--bin",
-            binary,
+            kind,
+            name,
         ])
         .args(["--target", &target])
         .env("CARGO_ENCODED_RUSTFLAGS", "-Ctarget-feature=+crt-static");
@@ -32,9 +44,10 @@ pub fn release(package: &str, binary: &str) -> Result<PathBuf> {
         "build a static binary (it needs a linker and a static C library: gcc and libc6-dev on \
          Debian, gcc and glibc-static on Fedora)",
     )?;
-    let path = paths::target().join(&target).join("release").join(binary);
+    let release = paths::target().join(&target).join("release");
+    let path = release.join(folder).join(name);
     if !path.is_file() {
-        bail!("cargo built {binary}, yet {} is not there", path.display());
+        bail!("cargo built {name}, yet {} is not there", path.display());
     }
     Ok(path)
 }

@@ -12,6 +12,7 @@ mod ebpf;
 mod paths;
 mod process;
 mod run;
+mod simulate;
 mod test;
 mod vm;
 
@@ -100,6 +101,17 @@ enum Task {
     /// Builds the release binary and measures it in a network namespace and cgroups of its own.
     /// docs/COST.md says what the figures mean.
     Bench(bench::Arguments),
+    /// Simulate outages under Backstop's breakers and under the published rules of others.
+    ///
+    /// Builds agent/examples/simulate in release mode, runs every scenario (about a minute of
+    /// processor time) and puts the tables into docs/SIMULATION.md. The same on every machine.
+    Simulate {
+        /// Only scenarios with this text in their names; prints their tables and touches no file.
+        filter: Option<String>,
+        /// Compare the tables in docs/SIMULATION.md with those that come out, and change nothing.
+        #[arg(long, conflicts_with = "filter")]
+        check: bool,
+    },
     /// The load process of `bench`.
     #[command(hide = true)]
     BenchLoad(bench::worker::Arguments),
@@ -141,6 +153,7 @@ fn perform(task: Task) -> Result<ExitCode> {
             })
         }
         Task::Ebpf => ebpf::run().map(|()| ExitCode::SUCCESS),
+        Task::Simulate { filter, check } => simulate::run(filter.as_deref(), check),
         Task::Bench(arguments) => bench::run(&arguments),
         Task::BenchLoad(arguments) => bench::worker::run(&arguments),
     }

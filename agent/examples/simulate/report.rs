@@ -236,6 +236,66 @@ mod tests {
         assert_eq!(difference(&put, &put), None);
     }
 
+    /// All of it takes a release build (`cargo xtask simulate --check`); the scenarios of a single client
+    /// are quick.
+    #[test]
+    fn the_committed_tables_are_what_comes_out() {
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/SIMULATION.md");
+        let page = std::fs::read_to_string(path).unwrap();
+        let mut scenarios = crate::scenarios::all();
+        scenarios.retain(|scenario| scenario.clients == 1);
+        let results = run(scenarios);
+        let mut text = String::new();
+        group(&mut text, 1, 1, results.iter());
+        assert!(text.lines().count() > 60);
+        for line in text.lines() {
+            assert!(
+                page.lines().any(|known| known == line),
+                "not in docs/SIMULATION.md (run `cargo xtask simulate`):\n{line}"
+            );
+        }
+    }
+
+    #[test]
+    fn every_scenario_is_in_the_page() {
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/SIMULATION.md");
+        let page = std::fs::read_to_string(path).unwrap();
+        let scenarios = crate::scenarios::all();
+        assert!(page.contains(&format!("| of {} scenarios |", scenarios.len())));
+        for scenario in scenarios {
+            assert!(
+                page.contains(&format!("| {} |", scenario.name)),
+                "{}",
+                scenario.name
+            );
+        }
+    }
+
+    /// What the page says in words.
+    #[test]
+    fn backstop_does_what_it_is_for() {
+        let result = |name: &str, clients: u32| {
+            let all = crate::scenarios::all();
+            let scenario = all
+                .iter()
+                .find(|scenario| scenario.name == name && scenario.clients == clients);
+            under_each(scenario.unwrap())
+        };
+        let mean = |tally: Tally| super::mean(tally.sum(), tally.runs);
+        for (name, most) in [
+            ("all connects refused, 30 s", 20),
+            ("killed, back after 5 s", 20),
+            ("all answers 5xx, 30 s", 80),
+            ("too slow, 60 s (5 s; programs wait 1 s)", 120),
+            ("slow but good, 60 s (5 s)", 0),
+        ] {
+            let tallies = result(name, 30);
+            let sums = tallies.map(mean);
+            assert!(sums[0] <= most, "{name}: {sums:?}");
+            assert!(sums.iter().all(|sum| sums[0] <= *sum), "{name}: {sums:?}");
+        }
+    }
+
     #[test]
     fn numbers_are_rounded() {
         assert_eq!([mean(5, 4), mean(6, 4), mean(0, 0)], [1, 2, 0]);

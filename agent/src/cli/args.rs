@@ -87,6 +87,13 @@ pub enum Command {
         /// The file, in TOML
         file: PathBuf,
     },
+    /// Say what a configuration would have done to calls that were recorded.
+    ///
+    /// EVENTS are lines of `backstop events --all --json`. Their failures and runs of good calls are
+    /// fed through the breakers again, on a virtual clock; printed are the changes of state and, for
+    /// each destination, how many of its calls would have been refused. What failed then fails here:
+    /// timeouts are not tried out. Needs no agent.
+    Replay(ReplayArgs),
 }
 
 /// What `run` is told.
@@ -108,8 +115,8 @@ pub struct RunArgs {
     /// Directory for what survives a restart: pause, manual states, open breakers
     #[arg(long, value_name = "DIR", default_value = "/var/lib/backstop")]
     pub state_dir: PathBuf,
-    /// Take over from the agent that is live on the socket, without a gap; refused in this version
-    /// [default: refuse to start beside it]
+    /// Take over from the agent that is live on the socket, without a gap: it ends once this one
+    /// enforces [default: refuse to start beside it]
     #[arg(long)]
     pub takeover: bool,
     /// Print the configuration that would be used, and end
@@ -118,6 +125,19 @@ pub struct RunArgs {
     /// The common --socket.
     #[arg(skip)]
     pub socket: PathBuf,
+}
+
+/// What `replay` is told.
+#[derive(Clone, Debug, Args)]
+pub struct ReplayArgs {
+    /// File with events, one JSON object a line; - is standard input
+    pub events: PathBuf,
+    /// Configuration file to try, in TOML
+    #[arg(long, value_name = "FILE")]
+    pub config: PathBuf,
+    /// Print JSON, with every key always present [default: text]
+    #[arg(long)]
+    pub json: bool,
 }
 
 /// What `explain` is about.

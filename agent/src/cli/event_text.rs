@@ -68,6 +68,7 @@ fn whose(event: &Event) -> (Option<&str>, Option<&str>) {
             workload,
             ..
         } => (destination.as_deref(), workload.as_deref()),
+        Event::Redial { destination, .. } => (Some(destination), None),
         Event::Config { .. } | Event::Loss { .. } => (None, None),
     }
 }
@@ -158,6 +159,12 @@ fn what(event: &Event) -> String {
             action, message, ..
         } => format!("{action}: {message}"),
         Event::Loss { lost, message } => format!("{} lost: {message}", count(*lost)),
+        Event::Redial { answered, .. } => if *answered {
+            "the agent's dial was answered"
+        } else {
+            "the agent's dial was not answered: the server is gone"
+        }
+        .to_owned(),
         Event::Failure {
             window,
             outcome,

@@ -37,6 +37,12 @@ fn heading(text: &mut String, explanation: &Explanation, style: Style) {
         wrapped(text, value, NAME, style.width);
     };
     let file = explanation.file.as_deref();
+    if !explanation.addresses.is_empty() {
+        line("addresses", &clean(&explanation.addresses.join(", ")));
+    }
+    if !explanation.names.is_empty() {
+        line("names", &clean(&explanation.names.join(", ")));
+    }
     line("policy", &clean(&explanation.why));
     line(
         "file",

@@ -1,7 +1,7 @@
 //! The commands.
 //!
 //! `run` and `check` are the daemon's and the configuration's own work and come in as [`Parts`];
-//! every other command asks the agent over its socket and shows the answer.
+//! `replay` needs nothing but files; every other command asks the agent over its socket and shows the answer.
 
 mod args;
 mod config;
@@ -12,6 +12,7 @@ mod explain;
 mod explain_text;
 mod manual;
 mod output;
+mod replay;
 mod status;
 mod table;
 #[cfg(test)]
@@ -29,7 +30,7 @@ use clap::Parser;
 use crate::control::client::{Client, ClientError};
 use output::Output;
 
-pub use args::{Cli, Command, ExplainArgs, ForcedArgs, Listen, RunArgs, Target};
+pub use args::{Cli, Command, ExplainArgs, ForcedArgs, Listen, ReplayArgs, RunArgs, Target};
 pub use config::{check, print_config};
 
 /// Done.
@@ -100,6 +101,11 @@ pub fn main(parts: &Parts) -> ExitCode {
             }
         }
         Command::Check { file } => (parts.check)(&file),
+        Command::Replay(args) => {
+            let mut out = Output::stdout();
+            let done = replay::replay(&args, &mut out).and_then(|()| Ok(out.flush()?));
+            ExitCode::from(done.map_or_else(|failure| report(&failure), |()| EXIT_DONE))
+        }
         command => ExitCode::from(ask(&Client::new(&socket), command, &mut Output::stdout())),
     }
 }
@@ -127,7 +133,7 @@ fn ask(client: &Client, command: Command, out: &mut Output<'_>) -> u8 {
             Command::Reset { target } => manual::reset(client, &target, out).await,
             Command::Pause { duration } => manual::pause(client, duration, out).await,
             Command::Resume => manual::resume(client, out).await,
-            Command::Run(_) | Command::Check { .. } => Ok(()),
+            Command::Run(_) | Command::Check { .. } | Command::Replay(_) => Ok(()),
         }
     });
     match done.and_then(|()| Ok(out.flush()?)) {

@@ -33,7 +33,8 @@ fn the_command_line_is_the_one_of_the_contract() {
             "trip",
             "hold-closed",
             "reset",
-            "check"
+            "check",
+            "replay"
         ]
     );
     let line = "backstop run --config c --cgroup /a --cgroup /b --mode observe --socket /s --listen \
@@ -120,8 +121,8 @@ Options:
                                  free one [default: 127.0.0.1:9469]
       --state-dir <DIR>          Directory for what survives a restart: pause, manual states, open
                                  breakers [default: /var/lib/backstop]
-      --takeover                 Take over from the agent that is live on the socket, without a gap;
-                                 refused in this version [default: refuse to start beside it]
+      --takeover                 Take over from the agent that is live on the socket, without a gap:
+                                 it ends once this one enforces [default: refuse to start beside it]
       --print-config             Print the configuration that would be used, and end
   -h, --help                     Print help (see more with '--help')
 ";

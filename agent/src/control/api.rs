@@ -90,6 +90,17 @@ pub struct PauseResult {
     pub paused: Option<Paused>,
 }
 
+/// Answer to `POST /v1/handover`: the state of the agent that another one takes over from.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Handover {
+    /// Version of the agent.
+    pub version: String,
+    /// Its process.
+    pub pid: u32,
+    /// Breakers, windows and manual states, in the form of `state.json`.
+    pub state: serde_json::Value,
+}
+
 /// Answer to reload.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ReloadResult {

@@ -5,8 +5,8 @@ use std::{future::Future, pin::Pin, sync::Arc, time::Duration};
 use tokio::sync::broadcast;
 
 use super::api::{
-    ApiError, ConfigView, EventRecord, Explanation, Health, ManualResult, PauseResult, Peer,
-    ReloadResult, StatusEnvelope,
+    ApiError, ConfigView, EventRecord, Explanation, Handover, Health, ManualResult, PauseResult,
+    Peer, ReloadResult, StatusEnvelope,
 };
 
 /// An answer that the daemon gives when it gets to it.
@@ -78,6 +78,13 @@ pub trait Backend: Send + Sync + 'static {
     /// Reads the configuration again. `BadRequest` with every problem when it is wrong; the old
     /// one is then still in force.
     fn reload(&self, by: Peer) -> Answer<ReloadResult>;
+
+    /// Begins to hand over to the process that asks (a new agent), or goes on with it: the state. Until
+    /// that process ends, whoever would change the agent is answered with `Conflict`.
+    fn hand_over(&self, by: Peer) -> Answer<Handover>;
+
+    /// The new agent is in charge: this one ends. `Conflict` when that process has not begun.
+    fn end_handover(&self, by: Peer) -> Answer<()>;
 
     /// The configuration in force.
     fn config(&self) -> Answer<ConfigView>;

@@ -105,7 +105,6 @@ impl Client {
     }
 
     /// The same, but waits no longer than `patience` for the head of an answer.
-    #[cfg(test)]
     pub fn with_patience(mut self, patience: Duration) -> Self {
         self.patience = patience;
         self

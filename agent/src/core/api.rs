@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use agent_common::{CallWindow, DestinationKey, Verdict};
 
-use super::{BreakerSettings, Correlated, Nanos, Reason, State, WindowKind};
+use super::{BreakerSettings, Correlated, Full, GroupId, Nanos, Reason, State, WindowKind};
 
 /// A row of the kernel's table. The incarnation tells owners of one index apart: an event about a
 /// former owner finds no breaker.
@@ -141,6 +141,14 @@ pub enum Event<'a> {
         /// Sequence numbers of the row's last calls: connects, exchanges.
         last_seqs: [u64; 2],
     },
+    /// The row is one of the endpoints of these names, and of no others. Holds until it is said anew or
+    /// the row is given up, whether it has a breaker in memory or not.
+    Groups {
+        /// The row.
+        row: RowId,
+        /// One for each name.
+        groups: &'a [GroupId],
+    },
     /// The row is given up (evicted): nothing may come out for it any more.
     Forget {
         /// The row.
@@ -180,9 +188,28 @@ pub enum Action {
         /// Generation of the verdict that goes with it.
         generation: u32,
     },
+    /// The breaker should be open and is not, because too many endpoints of the same name refuse
+    /// already. Said when that begins; a row that recovers just stops failing.
+    Bypassed {
+        /// The row.
+        row: RowId,
+        /// Why it should be open; of kind `None` where it was open and is closed for the others' sake.
+        reason: Reason,
+        /// How many refuse already.
+        group: Full,
+    },
     /// Failures of many destinations at once have begun or are over: while they last, nothing is
     /// opened. To be said once.
     Correlated(Correlated),
+    /// A dial was answered, or the one that asks whether the server of a breaker opened on exchanges is
+    /// there at all was not. To be recorded, so that the course of events can be replayed; it comes
+    /// before what follows from it.
+    Redialled {
+        /// One of the rows that the dial was for.
+        row: RowId,
+        /// Whether a connection was established.
+        answered: bool,
+    },
     /// Connect to the target and answer with [`Event::DialEnded`] within
     /// [`DIAL_WRITE_OFF`](super::DIAL_WRITE_OFF).
     Dial {
@@ -207,7 +234,8 @@ pub struct BreakerView {
     /// Next dial by the agent, while it dials; not before `now`, later if the node's limit is
     /// reached.
     pub next_redial_at: Option<Nanos>,
-    /// Closed though its calls say open, because too much fails at once ([`Correlated`]).
+    /// Closed though its calls said open, because too much fails at once ([`Correlated`]), or too many
+    /// endpoints of its name refuse already.
     pub bypassed: bool,
     /// End of a manual state.
     pub manual_until: Option<Nanos>,

@@ -66,6 +66,11 @@
 //! *Hints.* While somebody else's breaker is open for connects to the same destination, one failed connect
 //! of one's own suffices ([`Reason::HINTED`]), unless the policy has no run of failures to count.
 //!
+//! *Groups.* Of the endpoints of one name only so many may refuse ([`super::groups`]). A breaker that
+//! should open and may not stays closed and is bypassed, until it opens with a later failure, or has
+//! nothing against it any more. One that is open when its group shrinks, or becomes known, is closed with
+//! empty windows if it opened last.
+//!
 //! *Ramp.* Probes that succeed close the breaker, but a destination that is just back is not handed its
 //! whole crowd at once: for 2 s the verdict says [`STATE_RAMP`], by which the kernel lets a growing share
 //! pass ([`agent_common::ramp`]), and the state is Closed. What passes is judged as ever, under one
@@ -91,6 +96,7 @@ use agent_common::ramp;
 use agent_common::verdict::{STATE_HALF_OPEN, STATE_RAMP, VERDICT_PROBE_BY_EXCHANGE};
 use agent_common::{CallWindow, Verdict};
 
+use super::groups::Full;
 use super::hints::is_shared;
 use super::redial::base_interval;
 use super::rng::SplitMix64;
@@ -158,6 +164,8 @@ pub(super) struct Step<'a> {
     pub(super) holds: bool,
     /// Somebody else's breaker is open for this destination, for connect failures.
     pub(super) hinted: bool,
+    /// Too many endpoints of the same name refuse already.
+    pub(super) full: Option<Full>,
     pub(super) out: &'a mut Vec<Action>,
 }
 
@@ -196,7 +204,7 @@ pub(super) struct Breaker {
     server: Server,
     /// HalfOpen: whether a redial led here, not the cooldown.
     by_redial: bool,
-    /// Closed: it would have opened, but nothing may.
+    /// Closed: it would have opened, but may not.
     bypassed: bool,
     /// Redials that led to a failed probe, since it was last closed.
     misled: u8,
@@ -334,6 +342,14 @@ impl Breaker {
 
     pub(super) fn target(&self) -> DialTarget {
         self.target
+    }
+
+    pub(super) fn since(&self) -> Nanos {
+        self.since
+    }
+
+    pub(super) fn max_open_share(&self) -> Option<f64> {
+        self.settings.max_open_share
     }
 
     /// Nothing is held back any more; whether it opens, its next failure says.
@@ -485,9 +501,17 @@ impl Breaker {
                 };
                 let trip = stats.trip.or_else(hint);
                 // A look at the other window says nothing of this one; the next failure does.
-                self.bypassed = trip.is_some() && step.holds;
-                if let Some(reason) = trip
+                let held = step.holds || step.full.is_some();
+                let before = std::mem::replace(&mut self.bypassed, trip.is_some() && held);
+                if let (Some(reason), Some(group)) = (trip, step.full)
+                    && !before
                     && !step.holds
+                {
+                    let row = step.row;
+                    step.out.push(Action::Bypassed { row, reason, group });
+                }
+                if let Some(reason) = trip
+                    && !held
                 {
                     let cooldown = if self.ramps() {
                         // The outage goes on.
@@ -674,6 +698,17 @@ impl Breaker {
         self.until = until;
         self.successes = 0;
         self.enter(to, Reason::MANUAL, step);
+    }
+
+    /// Too many endpoints of its name refuse, and this one is to be the one less.
+    pub(super) fn bypass(&mut self, group: Full, step: &mut Step<'_>) {
+        self.close(None, Nanos::ZERO, step);
+        self.bypassed = true;
+        step.out.push(Action::Bypassed {
+            row: step.row,
+            reason: Reason::NONE,
+            group,
+        });
     }
 
     /// Starts anew.

@@ -16,12 +16,13 @@ use agent_common::CallWindow;
 
 use super::breaker::{Breaker, Step};
 use super::correlated::Correlation;
+use super::groups::{Groups, may_be_open};
 use super::hints::Hints;
 use super::redial::Redial;
 use super::rng::SplitMix64;
 use super::{
-    Action, BreakerSettings, BreakerView, Correlated, DialTarget, Event, Nanos, RowId, Saved,
-    State, WindowKind, WindowStats,
+    Action, BreakerSettings, BreakerView, Correlated, DialTarget, Event, Full, GroupId, Nanos,
+    RowId, Saved, State, WindowKind, WindowStats,
 };
 
 /// Timers handled by one [`Event::Deadline`], and dials as well.
@@ -37,6 +38,9 @@ pub struct Engine {
     redial: Redial,
     correlation: Correlation,
     hints: Hints,
+    groups: Groups,
+    /// Groups whose members' shares have changed.
+    to_be_counted: BTreeSet<GroupId>,
     rng: SplitMix64,
     /// Latest time seen: an earlier one is taken for this.
     now: Nanos,
@@ -50,6 +54,8 @@ struct Slot {
     waits: bool,
     /// Whether it is counted in `hints`.
     hints: bool,
+    /// Whether it is counted in `groups` as one that refuses.
+    refuses: bool,
     breaker: Breaker,
     /// Its entry in `timers`; [`NO_TIMER`]: it has none.
     timer: Nanos,
@@ -67,6 +73,8 @@ impl Engine {
             redial: Redial::default(),
             correlation: Correlation::default(),
             hints: Hints::default(),
+            groups: Groups::default(),
+            to_be_counted: BTreeSet::new(),
             rng: SplitMix64::new(seed),
             now: Nanos::ZERO,
             scratch: Vec::new(),
@@ -91,6 +99,9 @@ impl Engine {
                 }
                 if self.contains(row) {
                     self.step(row, out, |b, step| b.configure(settings, step));
+                    // Its share may be less now. Not at once: a reload configures one row after the other,
+                    // and which of them gives way is to be decided by all of their new shares.
+                    self.to_be_counted.extend(self.groups.of(row.index));
                     return;
                 }
                 let breaker = Breaker::new(target, settings, generation, self.now);
@@ -139,10 +150,19 @@ impl Engine {
             Event::Reset { row, last_seqs } => {
                 self.step(row, out, |b, step| b.reset(last_seqs, step));
             }
+            Event::Groups { row, groups } => {
+                let refuses = self.state(row).is_some_and(State::refuses);
+                let left = self.groups.leave(row.index);
+                self.groups.set(row, groups, refuses);
+                self.keep_shares(&left, out);
+                self.keep_shares_of(row.index, out);
+            }
             Event::Forget { row } => {
                 if self.slot(row).is_some() {
                     self.remove(row.index);
                 }
+                let left = self.groups.forget(row);
+                self.keep_shares(&left, out);
             }
             Event::Deadline => self.deadline(out),
         }
@@ -207,7 +227,8 @@ impl Engine {
         let timer = self.timers.first().map(|&(at, _)| at);
         let redial = self.redial.next_deadline();
         let calm = self.correlation.deadline();
-        [timer, redial, calm].into_iter().flatten().min()
+        let count = (!self.to_be_counted.is_empty()).then_some(self.now);
+        [timer, redial, calm, count].into_iter().flatten().min()
     }
 
     /// Rows that have a breaker in memory, in no particular order.
@@ -286,6 +307,7 @@ impl Engine {
             incarnation: row.incarnation,
             waits: false,
             hints: false,
+            refuses: false,
             breaker,
             timer: NO_TIMER,
         };
@@ -302,9 +324,12 @@ impl Engine {
             return true;
         }
         // Incarnations wrap: the newer one is less than half the circle ahead.
-        let newer = row.incarnation.wrapping_sub(slot.incarnation) < 1 << 31;
+        let incarnation = slot.incarnation;
+        let newer = row.incarnation.wrapping_sub(incarnation) < 1 << 31;
         if newer {
             self.remove(row.index);
+            let index = row.index;
+            self.groups.forget(RowId { index, incarnation });
         }
         newer
     }
@@ -324,17 +349,21 @@ impl Engine {
             return;
         };
         let hinted = !slot.hints && self.hints.has(slot.breaker.target());
+        let full = self.groups.full(row.index, slot.breaker.max_open_share());
         let mut step = Step {
             row,
             now: self.now,
             rng: &mut self.rng,
             holds: self.correlation.holds(),
             hinted,
+            full,
             out,
         };
         slot.breaker.tick(&mut step);
         event(&mut slot.breaker, &mut step);
-        self.settle(row.index);
+        if self.settle(row.index) {
+            self.keep_shares_of(row.index, out);
+        }
     }
 
     fn step_index(
@@ -387,6 +416,20 @@ impl Engine {
         let mut rows = std::mem::take(&mut self.scratch);
         rows.clear();
         self.redial.rows(target, &mut rows);
+        let asks = |index: &u32| {
+            self.breakers
+                .get(index)
+                .is_some_and(|slot| slot.breaker.asks())
+        };
+        if let Some(&index) = rows.first()
+            && (success || rows.iter().any(asks))
+            && let Some(slot) = self.breakers.get(&index)
+        {
+            let incarnation = slot.incarnation;
+            let row = RowId { index, incarnation };
+            let answered = success;
+            out.push(Action::Redialled { row, answered });
+        }
         for &index in &rows {
             self.step_index(index, out, |b, step| b.redialled(success, step));
         }
@@ -421,14 +464,19 @@ impl Engine {
             let change = self.correlation.look(self.now);
             self.correlated(change, out);
         }
+        let groups: Vec<GroupId> = std::mem::take(&mut self.to_be_counted)
+            .into_iter()
+            .collect();
+        self.keep_shares(&groups, out);
         self.redial
             .run(self.now, MAX_DUE_PER_CALL, &mut self.rng, out);
     }
 
-    /// Brings timer and dial schedule in line with a breaker that may have moved.
-    fn settle(&mut self, index: u32) {
+    /// Brings timer and dial schedule in line with a breaker that may have moved; whether it has begun
+    /// to refuse.
+    fn settle(&mut self, index: u32) -> bool {
         let Some(slot) = self.breakers.get_mut(&index) else {
-            return;
+            return false;
         };
         let b = &slot.breaker;
         // Never has no timer.
@@ -456,6 +504,42 @@ impl Engine {
             slot.hints = hints;
             self.hints.change(slot.breaker.target(), hints);
         }
+        let refuses = slot.breaker.state().refuses();
+        let begins = refuses && !slot.refuses;
+        if refuses != slot.refuses {
+            slot.refuses = refuses;
+            self.groups.change(index, refuses);
+        }
+        begins
+    }
+
+    /// See [`Engine::keep_shares`]; of the groups of a row.
+    fn keep_shares_of(&mut self, index: u32, out: &mut Vec<Action>) {
+        let groups = self.groups.of(index);
+        if !groups.is_empty() {
+            let groups = groups.to_vec();
+            self.keep_shares(&groups, out);
+        }
+    }
+
+    /// Closes what is open beyond the share of its group, those first that opened last.
+    fn keep_shares(&mut self, groups: &[GroupId], out: &mut Vec<Action>) {
+        for &id in groups {
+            while let Some((index, group)) = self.beyond_share(id) {
+                self.step_index(index, out, |b, step| b.bypass(group, step));
+            }
+        }
+    }
+
+    fn beyond_share(&self, id: GroupId) -> Option<(u32, Full)> {
+        let open = self.groups.members(id).filter_map(|(index, group)| {
+            let breaker = &self.breakers.get(&index)?.breaker;
+            let own = matches!(breaker.state(), State::Open | State::HalfOpen);
+            let most = may_be_open(group.of, breaker.max_open_share());
+            (own && group.open > most).then_some((breaker.since(), index, group))
+        });
+        let last = open.max_by_key(|(since, index, _)| (*since, *index))?;
+        Some((last.1, last.2))
     }
 
     fn remove(&mut self, index: u32) {
@@ -470,6 +554,9 @@ impl Engine {
         }
         if slot.hints {
             self.hints.change(slot.breaker.target(), false);
+        }
+        if slot.refuses {
+            self.groups.change(index, false);
         }
     }
 }

@@ -10,6 +10,7 @@
 //! shell ── Event, now ──► Engine ──► Breaker (one per row)  ──► Action ──► shell
 //!                           │          └─ window::evaluate (reads the kernel's ring of calls)
 //!                           ├─ timers (one entry per breaker)
+//!                           ├─ Groups (which rows share a name, and how many of them refuse)
 //!                           └─ Redial (one schedule per dialled address)
 //! ```
 //!
@@ -26,6 +27,7 @@ mod api;
 mod breaker;
 mod correlated;
 mod engine;
+mod groups;
 mod hints;
 pub mod hung;
 mod redial;
@@ -42,6 +44,7 @@ pub use api::{Action, BreakerView, DialTarget, Event, Floor, ProbeOutcome, RowId
 pub use breaker::VERDICT_SLACK;
 pub use correlated::{Correlated, is_loopback};
 pub use engine::Engine;
+pub use groups::{Full, GroupId, may_be_open};
 pub use hung::HungRule;
 pub use redial::{DIAL_WRITE_OFF, MAX_DIALS_PER_SECOND};
 pub use saved::Saved;

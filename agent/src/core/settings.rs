@@ -34,6 +34,8 @@ pub struct BreakerSettings {
     pub probes: u32,
     /// Successful probes in a row that close the breaker; 0 counts as 1.
     pub successes_to_close: u32,
+    /// Share of one name's endpoints (0 to 1) that may be open at a time; `None`: all of them.
+    pub max_open_share: Option<f64>,
     /// How long a probe may take before its slot is taken back: connect timeout + 1 s. Less than
     /// 1 ms counts as 1 ms.
     pub probe_lease: Nanos,
@@ -63,6 +65,7 @@ impl Default for BreakerSettings {
             redial: true,
             probes: 1,
             successes_to_close: 2,
+            max_open_share: Some(0.5),
             probe_lease: Nanos::from_secs(3),
             exchange_lease: Nanos::from_secs(33),
             hung: HungRule::Auto,

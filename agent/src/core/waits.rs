@@ -12,8 +12,10 @@ pub struct WaitLimits {
     pub deadline: Option<Nanos>,
     /// Longest time in which queued data makes no progress.
     pub write: Option<Nanos>,
-    /// Longest silence in the middle of an answer.
+    /// Longest silence in the middle of an answer that is known to be unfinished.
     pub stall: Option<Nanos>,
+    /// `stall` is also for answers that may rightly pause, or may be finished.
+    pub stall_widely: bool,
     /// The read timeout acts by options of the socket, and an abort behind them.
     pub by_option: bool,
 }
@@ -94,20 +96,26 @@ impl WaitLimits {
         self.write.is_some() || self.stall.is_some()
     }
 
+    /// Whether it has to look at all of them, and not only at those with an unfinished answer of a protocol
+    /// that it knows.
+    pub fn watch_all(&self) -> bool {
+        self.write.is_some() || (self.stall.is_some() && self.stall_widely)
+    }
+
     /// How often to look, so that none is noticed much too late: twice in the time of an exchange,
     /// which has a timer of its own once it was seen; four times in the others, which are only
     /// noticed by looking. `None`: all are off.
     pub fn look_every(&self) -> Option<Nanos> {
         let halves = [self.read, self.deadline].into_iter().flatten();
-        let quarters = [self.write, self.stall].into_iter().flatten();
         let halves = halves.map(Nanos::half);
-        let quarters = quarters.map(|value| value.half().half().min(LONGEST_QUARTER));
-        halves.chain(quarters).min()
+        let quarter = |value: Nanos| value.half().half();
+        let write = self.write.map(|value| quarter(value).min(LONGEST_QUARTER));
+        halves.chain(write).chain(self.stall.map(quarter)).min()
     }
 }
 
 /// Queued data is looked at at least this often: with it, a write timeout is late by at most twice
-/// as much.
+/// as much. (A stall may be late by half of its value, and 2 s at most, which a look a second makes.)
 const LONGEST_QUARTER: Nanos = Nanos::from_millis(200);
 
 /// Whether the data that a program has queued moves.

@@ -15,7 +15,7 @@ use crate::{
     control::{
         Answer, Backend, Caller, EventFeed, Manual,
         api::{
-            ApiError, ConfigView, Explanation, Health, ManualResult, PauseResult, Peer,
+            ApiError, ConfigView, Explanation, Handover, Health, ManualResult, PauseResult, Peer,
             ReloadResult, StatusEnvelope, parse_destination,
         },
     },
@@ -47,6 +47,10 @@ pub enum Request {
     Pause(Option<Duration>, Peer, Reply<PauseResult>),
     /// Switch it on again.
     Resume(Peer, Reply<PauseResult>),
+    /// Give the state to an agent that takes over.
+    HandOver(Peer, Reply<Handover>),
+    /// End, for it has.
+    EndHandover(Peer, Reply<()>),
     /// Read the configuration again.
     Reload(Peer, Reply<ReloadResult>),
     /// The configuration in force.
@@ -149,6 +153,14 @@ impl Backend for Handle {
 
     fn reload(&self, by: Peer) -> Answer<ReloadResult> {
         self.ask(|reply| Request::Reload(by, reply))
+    }
+
+    fn hand_over(&self, by: Peer) -> Answer<Handover> {
+        self.ask(|reply| Request::HandOver(by, reply))
+    }
+
+    fn end_handover(&self, by: Peer) -> Answer<()> {
+        self.ask(|reply| Request::EndHandover(by, reply))
     }
 
     fn config(&self) -> Answer<ConfigView> {

@@ -2,7 +2,7 @@
 
 use agent_common::{NANOS_PER_MS, OTHER_ROW};
 
-use super::{node::Node, view};
+use super::{named, node::Node, view};
 use crate::{
     control::{
         Caller,
@@ -11,8 +11,9 @@ use crate::{
             SettingSource, State,
         },
     },
+    hosts::table::EVERYWHERE,
     kernel::clock,
-    policy::{self, Destination, DestinationArg},
+    policy::{self, Destination, DestinationArg, KnownName},
 };
 
 impl Node {
@@ -21,12 +22,6 @@ impl Node {
         wanted: &DestinationArg,
         caller: &Caller,
     ) -> Result<Explanation, ApiError> {
-        let DestinationArg::Address(destination) = wanted else {
-            return Err(ApiError::BadRequest(format!(
-                "{wanted}: names are not known to this version; give an address and port, as \
-                 `backstop status` shows them"
-            )));
-        };
         let workload = match caller {
             Caller::Any => None,
             Caller::Workload(workload) => Some(workload.clone()),
@@ -36,9 +31,7 @@ impl Node {
                     .map_err(|e| ApiError::NotFound(e.to_string()))?,
             ),
         };
-        let rows = self
-            .explained_rows(destination, workload.as_deref())
-            .await?;
+        let rows = self.explained_rows(wanted, workload.as_deref()).await?;
         if let Some(workload) = &workload
             && rows.is_empty()
             && !self.names.exists(workload)
@@ -48,11 +41,22 @@ impl Node {
                  shows workloads as they are written"
             )));
         }
+        let (destination, names) = self.explained(wanted, &rows)?;
         let config = &self.plan.config;
-        let resolution = config.resolve(destination, workload.as_deref(), None);
-        let explained = config.explain(destination, workload.as_deref(), None);
+        let resolution = config.resolve(&destination, workload.as_deref(), &names);
+        let explained = config.explain(&destination, workload.as_deref(), &names);
         Ok(Explanation {
-            destination: destination.to_string(),
+            destination: wanted.to_string(),
+            names: names.iter().map(|known| known.name.to_string()).collect(),
+            addresses: match wanted {
+                DestinationArg::Address(_) => Vec::new(),
+                DestinationArg::Name { name, port } => {
+                    let known = named::destinations(&self.naming.hosts, name, *port);
+                    let known = known.into_iter().map(|(_, to)| to);
+                    let known: std::collections::BTreeSet<_> = known.collect();
+                    known.iter().map(ToString::to_string).collect()
+                }
+            },
             mode: self.api_mode(),
             paused: self.pause.current().cloned(),
             file: self
@@ -74,10 +78,45 @@ impl Node {
         })
     }
 
+    /// The address that stands for a destination, with its names: of a name the one that a row of it
+    /// has, else the first that is known.
+    fn explained(
+        &self,
+        wanted: &DestinationArg,
+        rows: &[ExplainedRow],
+    ) -> Result<(Destination, Vec<KnownName>), ApiError> {
+        let hosts = &self.naming.hosts;
+        let (name, port) = match wanted {
+            DestinationArg::Address(address) => {
+                // The names that a row's namespace knows; without a row, some namespace that has heard any.
+                let addr = address.addr_bytes();
+                let row = self.meant(wanted).into_iter().next();
+                let netns = row
+                    .map(|(_, row)| row.key.netns_cookie)
+                    .or_else(|| hosts.namespace_of(&addr))
+                    .unwrap_or(EVERYWHERE);
+                return Ok((*address, hosts.of(netns, &addr)));
+            }
+            DestinationArg::Name { name, port } => (name, *port),
+        };
+        let known = named::destinations(hosts, name, port);
+        let of_row = known.iter().find(|(_, to)| {
+            let to = to.to_string();
+            rows.iter().any(|row| row.row.destination == to)
+        });
+        let Some(((netns, addr), destination)) = of_row.or(known.first()) else {
+            return Err(ApiError::NotFound(format!(
+                "{wanted}: no address is known of that name: no policy names it, and no program was \
+                 heard to be told of it; give an address and port, as `backstop status` shows them"
+            )));
+        };
+        Ok((*destination, hosts.of(*netns, addr)))
+    }
+
     /// The rows that exist: of one workload, or of all.
     async fn explained_rows(
         &mut self,
-        destination: &Destination,
+        wanted: &DestinationArg,
         workload: Option<&str>,
     ) -> Result<Vec<ExplainedRow>, ApiError> {
         let views = self.views().await?;
@@ -85,7 +124,7 @@ impl Node {
             .viewer(&views)
             .rows()
             .filter(|(id, row)| {
-                id.index != OTHER_ROW && Destination::from_key(&row.key) == *destination
+                id.index != OTHER_ROW && named::is_meant(&self.naming.hosts, wanted, row)
             })
             .collect();
         let mut rows = Vec::new();
@@ -99,6 +138,7 @@ impl Node {
                 hidden: self.hidden.all(),
                 leaving: self.evictions.leaving(),
                 standing: &self.standing,
+                hosts: &self.naming.hosts,
                 now: clock::now(),
             };
             let shown = viewer.view(id, &row, &mut self.names);
@@ -106,14 +146,24 @@ impl Node {
                 continue;
             }
             let config = &self.plan.config;
+            let names = named::of_row(&self.naming.hosts, &row);
+            let destination = Destination::from_key(&row.key);
             rows.push(ExplainedRow {
-                why: config.resolve(destination, Some(&shown.workload), None).why,
+                why: config
+                    .resolve(&destination, Some(&shown.workload), &names)
+                    .why,
                 gave_up_connect_ms: waited(row.settings.gave_up_ms),
                 gave_up_exchange_ms: waited(row.settings.exchange_gave_up_ms),
                 row: shown,
             });
         }
-        rows.sort_by(|a, b| (&a.row.workload, a.row.netns).cmp(&(&b.row.workload, b.row.netns)));
+        rows.sort_by(|a, b| {
+            let key = |row: &ExplainedRow| {
+                let row = &row.row;
+                (row.workload.clone(), row.netns, row.destination.clone())
+            };
+            key(a).cmp(&key(b))
+        });
         Ok(rows)
     }
 

@@ -59,7 +59,7 @@ impl Journal {
         let limit = inner.limit;
         inner.log.line(&record);
         let ring = match &record.event {
-            Event::Failure { .. } | Event::Calls { .. } => &mut inner.calls,
+            Event::Failure { .. } | Event::Calls { .. } | Event::Redial { .. } => &mut inner.calls,
             Event::Timeout { .. } | Event::Rejected { .. } => &mut inner.firings,
             _ => &mut inner.decisions,
         };
@@ -72,6 +72,12 @@ impl Journal {
         // Under the lock, so that a new follower gets neither a gap nor a repetition. Nobody
         // following is no error.
         let _ = self.followers.send(record);
+    }
+
+    /// Logs how many lines were left out in the second that is over at `time`, if it is.
+    pub fn flush(&self, time: Timestamp) {
+        let mut inner = self.inner.lock().unwrap_or_else(PoisonError::into_inner);
+        inner.log.begin(time);
     }
 
     /// Kept records, oldest first, and those to come. Of decisions and firings together so many
@@ -129,29 +135,36 @@ struct LogLimit {
 }
 
 impl LogLimit {
+    /// It is that time: what was left out in an earlier second is logged in one line.
+    fn begin(&mut self, time: Timestamp) {
+        let second = time.unix_ms() / 1000;
+        // Events come a moment late; further back goes only a clock that was set.
+        if (second..second + 2).contains(&self.second) {
+            return;
+        }
+        if self.left_out > 0 {
+            tracing::warn!(
+                "{} more timeouts and refusals in that second, not logged one by one",
+                self.left_out
+            );
+        }
+        *self = Self {
+            second,
+            ..Self::default()
+        };
+    }
+
     fn line(&mut self, record: &EventRecord) {
         match &record.event {
             Event::Timeout { .. } | Event::Rejected { .. } => {
-                let second = record.time.unix_ms() / 1000;
-                if second != self.second {
-                    if self.left_out > 0 {
-                        tracing::warn!(
-                            "{} more timeouts and refusals in that second, not logged one by one",
-                            self.left_out
-                        );
-                    }
-                    *self = Self {
-                        second,
-                        ..Self::default()
-                    };
-                }
+                self.begin(record.time);
                 if self.lines >= LOG_LINES_PER_SECOND {
                     self.left_out += 1;
                     return;
                 }
                 self.lines += 1;
             }
-            Event::Failure { .. } | Event::Calls { .. } => return,
+            Event::Failure { .. } | Event::Calls { .. } | Event::Redial { .. } => return,
             _ => {}
         }
         log(record);
@@ -249,7 +262,7 @@ fn log(record: &EventRecord) {
         } => {
             tracing::warn!(%destination, exhausted, "retry budget");
         }
-        Event::Failure { .. } | Event::Calls { .. } => {}
+        Event::Failure { .. } | Event::Calls { .. } | Event::Redial { .. } => {}
     }
 }
 
@@ -305,6 +318,38 @@ mod tests {
         let kept = journal.feed(false).kept;
         assert_eq!(kept.len(), 4);
         assert_eq!([&kept[0].event, &kept[1].event], [&loss(1), &loss(2)]);
+    }
+
+    #[test]
+    fn each_second_has_its_own_count() {
+        let record = |unix_ms| EventRecord {
+            time: Timestamp::from_unix_ms(unix_ms),
+            event: Event::Timeout {
+                destination: "10.0.0.5:5432".to_owned(),
+                workload: "/".to_owned(),
+                netns: None,
+                which: crate::control::api::TimeoutKind::Read,
+                value_ms: 1,
+                elapsed_ms: 1,
+                pid: 1,
+                comm: "curl".to_owned(),
+                mode: crate::control::api::Mode::Enforce,
+            },
+        };
+        let mut limit = LogLimit::default();
+        for i in 0..50 {
+            limit.line(&record(5_000 + i));
+        }
+        assert_eq!((limit.lines, limit.left_out), (LOG_LINES_PER_SECOND, 30));
+        // The second goes on, and one that comes late belongs to it.
+        limit.begin(Timestamp::from_unix_ms(5_999));
+        limit.line(&record(4_999));
+        assert_eq!((limit.lines, limit.left_out), (LOG_LINES_PER_SECOND, 31));
+        limit.begin(Timestamp::from_unix_ms(6_000));
+        assert_eq!((limit.lines, limit.left_out), (0, 0));
+        // The clock is set back.
+        limit.line(&record(1_000));
+        assert_eq!((limit.second, limit.lines), (1, 1));
     }
 
     #[test]

@@ -12,6 +12,7 @@ use agent_common::{
         EVENT_LIMIT, EVENT_OUR_TIMEOUT, EVENT_RETRY_BUDGET, EVENT_RETRY_DEADLINE,
         EVENT_RETRY_LIMIT, EVENT_WOULD,
     },
+    key::ManualKey,
     row::ROW_PROTECTED,
     verdict::{STATE_FORCED_CLOSED, STATE_FORCED_OPEN},
 };
@@ -23,9 +24,11 @@ use super::{
     journal::{Journal, WallClock},
     latency::Latencies,
     memo::{keeper::Keeper, restore::Restored},
+    named::{self, Naming},
     pause::Pause,
     plan::{Plan, Ticks},
     reactor::{Command, Commander, Notice, Order, Reactor},
+    takeover::Heir,
     tally::{Subject, Tally},
     view,
     waiting::Waiting,
@@ -34,7 +37,7 @@ use crate::{
     control::api::{self, Event, Timestamp},
     core::{Nanos, RowId},
     kernel::{Kernel, Table, cgroup::Names, clock, events::comm},
-    policy::{self, Config, Destination, DestinationArg},
+    policy::{self, Config, Destination, DestinationArg, KnownName},
 };
 
 /// A manual state in force, also for destinations or workloads not seen yet.
@@ -53,12 +56,20 @@ pub struct Standing {
     pub ends: Timestamp,
     /// Who asked for it.
     pub by: String,
+    /// What it has put into the kernel for rows to come.
+    pub keys: Vec<ManualKey>,
 }
 
 impl Standing {
-    /// Whether it is for this destination when this workload calls it.
-    pub fn is_for(&self, destination: &Destination, workload: &str) -> bool {
-        self.destination == DestinationArg::Address(*destination)
+    /// Whether it is for this destination, which is known by these names, when this workload calls it.
+    pub fn is_for(&self, destination: &Destination, names: &[KnownName], workload: &str) -> bool {
+        let is_it = match &self.destination {
+            DestinationArg::Address(address) => address == destination,
+            DestinationArg::Name { name, port } => {
+                *port == destination.port() && names.iter().any(|known| *known.name == **name)
+            }
+        };
+        is_it
             && self
                 .workload
                 .as_ref()
@@ -151,6 +162,8 @@ pub struct Node {
     /// Cgroup ids of our own canaries.
     pub hidden: Hidden,
     pub(super) standing: Vec<Standing>,
+    /// Names of destinations.
+    pub(super) naming: Naming,
     /// What came back from the agent before, in a few words.
     pub(super) restored: Option<String>,
     /// Writes the state down.
@@ -166,6 +179,10 @@ pub struct Node {
     /// Refusals that the last `rejected` event of a row had counted, by reason.
     pub(super) reported: HashMap<RowId, [u64; 5]>,
     pub(super) lost: u64,
+    /// An agent that is taking over.
+    pub(super) heir: Option<Heir>,
+    /// It has: this one is to end.
+    pub handed_over: bool,
 }
 
 impl Node {
@@ -189,6 +206,7 @@ impl Node {
         hidden: Hidden,
         keeper: Keeper,
         restored: Restored,
+        naming: Naming,
     ) -> Self {
         let mut tally = Tally::default();
         tally.resumed(&kernel.table());
@@ -215,22 +233,21 @@ impl Node {
             restored: restored.said(),
             standing: restored.standing,
             keeper,
+            naming,
             failed_at: Nanos(0),
             counted_at: Nanos(0),
             unnamed: Vec::new(),
             losses_at: Nanos(0),
             reported: HashMap::new(),
             lost: 0,
+            heir: None,
+            handed_over: false,
         }
     }
 
     /// The mode that the kernel is to have.
     pub fn kernel_mode(&self) -> u32 {
-        match (self.pause.current(), self.plan.config.mode) {
-            (Some(_), _) => Mode::OFF,
-            (None, policy::Mode::Enforce) => Mode::ENFORCE,
-            (None, policy::Mode::Observe) => Mode::OBSERVE,
-        }
+        kernel_mode(&self.pause, self.plan.config.mode)
     }
 
     pub(super) fn api_mode(&self) -> api::Mode {
@@ -261,14 +278,26 @@ impl Node {
                 let (from, to) = (view::state(from), view::state(to));
                 let reason = view::reason(reason);
                 self.tally.transition(id, from, to, reason.kind);
+                let names = named::of_row(&self.naming.hosts, &row);
                 let event = Event::Breaker {
                     destination: view::destination(id, &row),
+                    name: names.first().map(|known| known.name.to_string()),
                     workload: view::workload(id, &row, &mut self.names),
                     netns: netns(&row),
                     from,
                     to,
                     reason,
                     generation,
+                };
+                self.journal.publish(WallClock::read().at(at), event);
+            }
+            Notice::Bypassed(row, reason, group) => self.bypassed(row, reason, group),
+            Notice::Redialled { row, answered, at } => {
+                let Some(known) = self.shown(row) else { return };
+                let event = Event::Redial {
+                    destination: view::destination(row, &known),
+                    netns: netns(&known),
+                    answered,
                 };
                 self.journal.publish(WallClock::read().at(at), event);
             }
@@ -309,8 +338,8 @@ impl Node {
             .filter(|row| !self.hidden.contains(row.key.cgroup_id))
     }
 
-    /// A row's policy may depend on its workload, which only we can name; and a manual state may
-    /// be waiting for it.
+    /// A row's policy may depend on its workload and on names, which only we know; and a manual state may
+    /// be waiting for it. Also for rows that exist, when names have changed.
     pub(super) fn new_row(&mut self, id: RowId) {
         let Some(row) = self.shown(id) else { return };
         if id.index == OTHER_ROW || row.created_ns == 0 {
@@ -322,28 +351,29 @@ impl Node {
             // Nobody could be asked just now: the policy may depend on the name.
             self.unnamed.push(id);
         }
+        let names = named::of_row(&self.naming.hosts, &row);
+        let wanted = self.plan.settings_for(&destination, &workload, &names);
         let settings = Settings {
             // Adapted to the destination since.
             gave_up_ms: row.settings.gave_up_ms,
             exchange_gave_up_ms: row.settings.exchange_gave_up_ms,
             // The verdict's.
             probe_limit: row.settings.probe_limit,
-            ..self.plan.settings_for(&destination, &workload)
+            ..wanted
         };
         if settings != row.settings {
-            self.table
-                .set_settings(id, self.plan.settings_for(&destination, &workload));
+            self.table.set_settings(id, wanted);
             self.commander.send(Command::Reconfigure(id));
         }
-        if settings.flags & ROW_PROTECTED != 0 {
+        let guarded = settings.flags & ROW_PROTECTED != 0;
+        self.group(id, &row, &names, guarded);
+        if guarded {
             return;
         }
         let now = clock::now();
-        let standing = self
-            .standing
-            .iter()
-            .rev()
-            .find(|standing| standing.until > now && standing.is_for(&destination, &workload));
+        let standing = self.standing.iter().rev().find(|standing| {
+            standing.until > now && standing.is_for(&destination, &names, &workload)
+        });
         let state = Verdict::unpack(row.verdict).state;
         if let Some(standing) = standing
             && state != STATE_FORCED_OPEN
@@ -437,6 +467,15 @@ impl Node {
                 },
             );
         }
+    }
+}
+
+/// The mode that the kernel is to have.
+pub(super) fn kernel_mode(pause: &Pause, mode: policy::Mode) -> u32 {
+    match (pause.current(), mode) {
+        (Some(_), _) => Mode::OFF,
+        (None, policy::Mode::Enforce) => Mode::ENFORCE,
+        (None, policy::Mode::Observe) => Mode::OBSERVE,
     }
 }
 

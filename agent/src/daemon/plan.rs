@@ -6,13 +6,16 @@ use agent_common::{
     PolicyKey, RetrySettings, Settings,
     budget::{NO_BUDGET, WHOLE_PPM, epoch_scale},
     retry::NO_LIMIT,
-    row::{FAIL_5XX, ROW_LIMITED, ROW_PROTECTED, ROW_RETRIES},
+    row::{FAIL_5XX, ROW_CHUNKS, ROW_LENGTHS, ROW_LIMITED, ROW_PROTECTED, ROW_RETRIES},
     syn::first_timeout_ticks,
 };
 
 use crate::{
     core::{BreakerSettings, HungRule, Nanos, WaitLimits},
-    policy::{Config, Destination, Hung, Limits, OnOpen, Policy, ReadAction, StatusPattern},
+    policy::{
+        Config, Destination, Hung, KnownName, Limits, OnOpen, Policy, ReadAction, Stall,
+        StatusPattern,
+    },
 };
 
 /// How long a probe may take beyond the connect timeout before its slot is taken back.
@@ -34,6 +37,7 @@ pub struct Ticks {
 
 /// A configuration and everything derived from it. Policies have the index that
 /// [`Config::resolve`] gives: 0 is the defaults.
+#[derive(Clone)]
 pub struct Plan {
     /// The configuration itself.
     pub config: Config,
@@ -94,9 +98,14 @@ impl Plan {
         }
     }
 
-    /// What holds for a destination when this workload calls it.
-    pub fn settings_for(&self, destination: &Destination, workload: &str) -> Settings {
-        let resolution = self.config.resolve(destination, Some(workload), None);
+    /// What holds for a destination that is known by these names when this workload calls it.
+    pub fn settings_for(
+        &self,
+        destination: &Destination,
+        workload: &str,
+        names: &[KnownName],
+    ) -> Settings {
+        let resolution = self.config.resolve(destination, Some(workload), names);
         let mut settings = self.settings[resolution.policy];
         if resolution.protected {
             settings.flags |= ROW_PROTECTED;
@@ -130,6 +139,22 @@ impl Plan {
         *of.unwrap_or(&self.on_open[0])
     }
 
+    /// The same without the timeouts that the agent watches itself.
+    pub fn without_waits(&self) -> Self {
+        let none = WaitLimits {
+            read: None,
+            deadline: None,
+            write: None,
+            stall: None,
+            stall_widely: false,
+            by_option: false,
+        };
+        Self {
+            waits: vec![none; self.waits.len()],
+            ..self.clone()
+        }
+    }
+
     /// Whether some policy has options set from outside.
     pub fn sets_options(&self) -> bool {
         self.waits.iter().any(|waits| waits.options().is_some())
@@ -153,17 +178,26 @@ fn kernel_settings(policy: &Policy, index: u32, ticks: Ticks) -> Settings {
     // A deadline bounds the attempt as well.
     let connect = policy.timeouts.connect;
     let connect_timeout_ms = millis(policy.timeouts.deadline.map_or(connect, |d| d.min(connect)));
+    let limited = if policy.limits == Limits::OFF {
+        0
+    } else {
+        ROW_LIMITED
+    };
     Settings {
         connect_timeout_ms,
         syn_timeout_ticks: first_timeout_ticks(connect_timeout_ms, ticks.tick_ns, ticks.syn_linear),
         gave_up_ms: policy.breaker.gave_up.map_or(0, millis),
         probe_limit: policy.breaker.probes,
         policy: index,
-        flags: if policy.retry.enabled { ROW_RETRIES } else { 0 }
-            | if policy.limits == Limits::OFF {
-                0
-            } else {
-                ROW_LIMITED
+        flags: limited
+            | if policy.retry.enabled { ROW_RETRIES } else { 0 }
+            | match wait_limits(policy) {
+                WaitLimits { stall: None, .. } => 0,
+                WaitLimits {
+                    stall_widely: false,
+                    ..
+                } => ROW_LENGTHS,
+                _ => ROW_LENGTHS | ROW_CHUNKS,
             },
         slow_call_us: policy.breaker.slow_call.map_or(0, |slow| {
             u32::try_from(slow.as_micros()).unwrap_or(u32::MAX)
@@ -219,12 +253,21 @@ fn retry_settings(policy: &Policy) -> RetrySettings {
 }
 
 fn wait_limits(policy: &Policy) -> WaitLimits {
+    let timeouts = &policy.timeouts;
+    let by_option = timeouts.read_action == ReadAction::Option;
+    let stall = match timeouts.stall {
+        // The option bounds each receive in the middle of an answer as well, and the socket lives.
+        Stall::Auto => timeouts.read.filter(|_| !by_option),
+        Stall::Off => None,
+        Stall::After(limit) => Some(limit),
+    };
     WaitLimits {
-        read: policy.timeouts.read.map(nanos),
-        deadline: policy.timeouts.deadline.map(nanos),
-        write: policy.timeouts.write.map(nanos),
-        stall: policy.timeouts.stall.map(nanos),
-        by_option: policy.timeouts.read_action == ReadAction::Option,
+        read: timeouts.read.map(nanos),
+        deadline: timeouts.deadline.map(nanos),
+        write: timeouts.write.map(nanos),
+        stall: stall.map(nanos),
+        stall_widely: matches!(timeouts.stall, Stall::After(_)),
+        by_option,
     }
 }
 
@@ -255,6 +298,7 @@ fn breaker_settings(policy: &Policy, ticks: Ticks) -> BreakerSettings {
         redial: breaker.redial,
         probes: breaker.probes,
         successes_to_close: breaker.successes_to_close,
+        max_open_share: breaker.max_open_share,
         probe_lease: Nanos(
             nanos(policy.timeouts.connect)
                 .0

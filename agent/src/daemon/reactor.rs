@@ -34,8 +34,8 @@ use super::{
 };
 use crate::{
     core::{
-        Action, Correlated, DialTarget, Engine, Event, Nanos, ProbeOutcome, Reason, RowId, Saved,
-        State, WindowKind,
+        Action, Correlated, DialTarget, Engine, Event, Full, GroupId, Nanos, ProbeOutcome, Reason,
+        RowId, Saved, State, WindowKind,
     },
     kernel::{Table, clock, events},
     metrics::Reaction,
@@ -61,6 +61,8 @@ pub enum Command {
     Plan(Arc<Plan>),
     /// A row has got other settings.
     Reconfigure(RowId),
+    /// A row is one of the endpoints of these names, and of no others.
+    Groups(RowId, Vec<GroupId>),
     /// An operator's order for these rows.
     Manual(Vec<RowId>, Order),
     /// Every breaker in memory; all others are closed.
@@ -111,6 +113,17 @@ pub enum Notice {
     Correlated(Correlated),
     /// Connections of an open breaker were ended: the row, what its policy says, how many.
     Drained(RowId, OnOpen, u64),
+    /// A breaker stays closed, or was closed, for the sake of the other endpoints of its name.
+    Bypassed(RowId, Reason, Full),
+    /// A dial said something.
+    Redialled {
+        /// A row that it was for.
+        row: RowId,
+        /// Whether a connection was established.
+        answered: bool,
+        /// When.
+        at: Nanos,
+    },
     /// A breaker changed state.
     Transition {
         /// The row.
@@ -506,7 +519,14 @@ impl Worker {
                         at,
                     });
                 }
+                Action::Bypassed { row, reason, group } => {
+                    self.notify(Notice::Bypassed(row, reason, group));
+                }
                 Action::Correlated(change) => self.notify(Notice::Correlated(change)),
+                Action::Redialled { row, answered } => {
+                    let at = clock::now();
+                    self.notify(Notice::Redialled { row, answered, at });
+                }
                 Action::Dial { target } => self.dial(target),
             }
         }
@@ -625,6 +645,10 @@ impl Worker {
                     if self.engine.contains(row) {
                         self.reconfigure(row);
                     }
+                }
+                Command::Groups(row, groups) => {
+                    let groups = &groups;
+                    self.handle(Event::Groups { row, groups });
                 }
                 Command::Manual(rows, order) => {
                     for row in rows {

@@ -5,12 +5,13 @@ use std::{
     time::Duration,
 };
 
-use agent_common::{Mode, OTHER_ROW, Row as KernelRow};
+use agent_common::{Mode, OTHER_ROW, Row as KernelRow, row::ROW_PROTECTED};
 use anyhow::{Context as _, Result};
 use tokio::sync::oneshot;
 
 use super::{
     backend::Request,
+    named,
     node::{Node, Standing},
     plan::{Plan, window_calls},
     reactor::{Command, Order},
@@ -26,6 +27,7 @@ use crate::{
         },
     },
     core::{Nanos, RowId},
+    hosts::table::EVERYWHERE,
     kernel::clock,
     policy::{self, Destination, DestinationArg},
 };
@@ -45,19 +47,30 @@ impl Node {
                 let _ = reply.send(self.explain(&destination, &caller).await);
             }
             Request::Manual(destination, workload, action, by, reply) => {
-                let _ = reply.send(self.manual(&destination, workload, action, by));
+                let may = self.may_change(None);
+                let done = may.and_then(|()| self.manual(&destination, workload, action, by));
+                let _ = reply.send(done);
             }
             Request::Pause(duration, by, reply) => {
-                let _ = reply.send(self.begin_pause(duration, by));
+                let may = self.may_change(None);
+                let _ = reply.send(may.and_then(|()| self.begin_pause(duration, by)));
             }
             Request::Resume(by, reply) => {
-                let _ = reply.send(self.resume(Some(by)));
+                let may = self.may_change(None);
+                let _ = reply.send(may.and_then(|()| self.resume(Some(by))));
             }
             Request::Reload(by, reply) => {
-                let answer = self
-                    .reload(Some(by))
-                    .map_err(|e| ApiError::BadRequest(e.to_string()));
+                let answer = self.may_change(None).and_then(|()| {
+                    self.reload(Some(by))
+                        .map_err(|e| ApiError::BadRequest(e.to_string()))
+                });
                 let _ = reply.send(answer);
+            }
+            Request::HandOver(by, reply) => {
+                let _ = reply.send(self.hand_over(by).await);
+            }
+            Request::EndHandover(by, reply) => {
+                let _ = reply.send(self.end_handover(by));
             }
             Request::Config(reply) => {
                 let _ = reply.send(Ok(self.config()));
@@ -88,6 +101,7 @@ impl Node {
             hidden: self.hidden.all(),
             leaving: self.evictions.leaving(),
             standing: &self.standing,
+            hosts: &self.naming.hosts,
             now: clock::now(),
         }
     }
@@ -106,17 +120,14 @@ impl Node {
             hidden: self.hidden.all(),
             leaving: self.evictions.leaving(),
             standing: &self.standing,
+            hosts: &self.naming.hosts,
             now: clock::now(),
         };
         let rows = viewer
             .rows()
             .filter(|(id, row)| match wanted {
                 None => true,
-                Some(DestinationArg::Address(wanted)) => {
-                    id.index != OTHER_ROW && Destination::from_key(&row.key) == *wanted
-                }
-                // Names of addresses are not known in this version.
-                Some(DestinationArg::Name { .. }) => false,
+                Some(wanted) => id.index != OTHER_ROW && named::is_meant(viewer.hosts, wanted, row),
             })
             .map(|(id, row)| viewer.view(id, &row, &mut self.names))
             .collect();
@@ -139,37 +150,29 @@ impl Node {
         action: Manual,
         by: Peer,
     ) -> Result<ManualResult, ApiError> {
-        let DestinationArg::Address(address) = destination else {
-            return Err(ApiError::BadRequest(format!(
-                "{destination}: names are not known to this version; give an address and port, as \
-                 `backstop status` shows them"
-            )));
-        };
-        let guarded = self.plan.config.resolve(address, workload.as_deref(), None);
-        if guarded.protected {
+        if self.is_protected(destination) {
             return Err(ApiError::Conflict(format!(
-                "{address} is protected ([protected] in the configuration): it is counted, and \
+                "{destination} is protected ([protected] in the configuration): it is counted, and \
                  never refused"
             )));
         }
-        let hidden = self.hidden.all();
-        let rows: Vec<RowId> = self
-            .table
-            .used()
-            .filter(|(id, row)| {
-                id.index != OTHER_ROW
-                    && !hidden.contains(&row.key.cgroup_id)
-                    && Destination::from_key(&row.key) == *address
-                    && workload.as_ref().is_none_or(|wanted| {
-                        self.names.name(row.key.cgroup_id, row.last_pid) == *wanted
-                    })
-            })
-            .map(|(id, _)| id)
-            .collect();
-        self.standing.retain(|standing| {
-            standing.destination != *destination
-                || (workload.is_some() && standing.workload != workload)
+        let mut rows = self.meant(destination);
+        rows.retain(|(_, row)| {
+            !Self::is_guarded(row)
+                && workload.as_ref().is_none_or(|wanted| {
+                    self.names.name(row.key.cgroup_id, row.last_pid) == *wanted
+                })
         });
+        let rows: Vec<RowId> = rows.into_iter().map(|(id, _)| id).collect();
+        let internal = |e: anyhow::Error| ApiError::Internal(format!("{e:#}"));
+        let (gone, kept) = std::mem::take(&mut self.standing)
+            .into_iter()
+            .partition(|standing| {
+                standing.destination == *destination
+                    && (workload.is_none() || standing.workload == workload)
+            });
+        self.standing = kept;
+        self.take_back(gone);
         let standing = |trip: bool, duration: Duration| {
             let nanos = Nanos(u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX));
             let millis = u64::try_from(duration.as_millis()).unwrap_or(u64::MAX);
@@ -182,9 +185,10 @@ impl Node {
                 since,
                 ends: Timestamp::from_unix_ms(since.unix_ms().saturating_add(millis)),
                 by: by.to_string(),
+                keys: Vec::new(),
             }
         };
-        let standing = match action {
+        let mut standing = match action {
             Manual::Trip(duration) => Some(standing(true, duration)),
             Manual::HoldClosed(duration) => Some(standing(false, duration)),
             Manual::Reset => None,
@@ -195,14 +199,9 @@ impl Node {
             )));
         }
         // For rows that do not exist yet, the kernel itself knows what holds for all workloads.
-        if workload.is_none() {
-            let errno = self.plan.breakers[guarded.policy].errno;
-            let state = standing
-                .as_ref()
-                .map(|standing| (standing.verdict(errno), standing.until));
-            self.kernel
-                .set_manual(&address.to_manual_key(), state)
-                .map_err(|e| ApiError::Internal(format!("{e:#}")))?;
+        if let Some(standing) = &mut standing {
+            let hosts = &self.naming.hosts;
+            named::put_manual(&mut self.kernel, hosts, &self.plan, standing).map_err(internal)?;
         }
         let count = rows.len() as u64;
         let said = match action {
@@ -215,6 +214,7 @@ impl Node {
         tracing::info!(%destination, workload = workload.as_deref(), %by, "{said}");
         let order = standing.as_ref().map_or(Order::Reset, Standing::order);
         self.standing.extend(standing);
+        self.look_up_names();
         self.keeper.changed();
         if order == Order::Reset {
             for id in &rows {
@@ -223,6 +223,34 @@ impl Node {
         }
         self.commander.send(Command::Manual(rows, order));
         Ok(ManualResult { rows: count })
+    }
+
+    /// Whether a destination, or every address that is known of it, is protected.
+    fn is_protected(&self, destination: &DestinationArg) -> bool {
+        let hosts = &self.naming.hosts;
+        let guarded = |to: &Destination, netns: u64| {
+            let names = hosts.of(netns, &to.addr_bytes());
+            self.plan.config.resolve(to, None, &names).protected
+        };
+        match destination {
+            DestinationArg::Address(address) => guarded(address, EVERYWHERE),
+            DestinationArg::Name { name, port } => {
+                let known = named::destinations(hosts, name, *port);
+                !known.is_empty() && known.iter().all(|((netns, _), to)| guarded(to, *netns))
+            }
+        }
+    }
+
+    /// Manual states that are over: rows to come know nothing of them.
+    pub(super) fn take_back(&mut self, gone: Vec<Standing>) {
+        for key in gone.into_iter().flat_map(|standing| standing.keys) {
+            if self.standing.iter().any(|other| other.keys.contains(&key)) {
+                continue;
+            }
+            if let Err(error) = self.kernel.set_manual(&key, None) {
+                tracing::error!("{error:#}");
+            }
+        }
     }
 
     pub(super) fn begin_pause(
@@ -358,10 +386,12 @@ impl Node {
     /// # Errors
     /// When the kernel takes no more prefixes.
     pub(super) fn apply(&mut self, plan: Arc<Plan>) -> Result<()> {
+        let entries = self.entries_of(&plan);
         self.kernel
-            .set_policies(&plan.settings, &plan.retries, &plan.entries)
+            .set_policies(&plan.settings, &plan.retries, &entries)
             .context("put the policies into the kernel")?;
         self.plan = plan;
+        self.look_up_names();
         let hidden = self.hidden.all();
         let rows: Vec<(RowId, KernelRow)> = self.table.used().skip(1).collect();
         for (id, row) in rows {
@@ -369,10 +399,12 @@ impl Node {
                 continue;
             }
             let workload = self.names.name(row.key.cgroup_id, row.last_pid);
-            let settings = self
-                .plan
-                .settings_for(&Destination::from_key(&row.key), &workload);
+            let names = named::of_row(&self.naming.hosts, &row);
+            let destination = Destination::from_key(&row.key);
+            let settings = self.plan.settings_for(&destination, &workload, &names);
             self.table.set_settings(id, settings);
+            let guarded = settings.flags & ROW_PROTECTED != 0;
+            self.group(id, &row, &names, guarded);
         }
         self.gave_up_times();
         self.commander.send(Command::Plan(Arc::clone(&self.plan)));

@@ -13,6 +13,7 @@ use agent_common::{Control, Mode};
 use anyhow::{Context as _, Result, bail};
 use tokio::{
     signal::unix::{SignalKind, signal},
+    sync::mpsc,
     task::JoinHandle,
     time::{MissedTickBehavior, interval},
 };
@@ -22,22 +23,26 @@ use super::{
     backend::Handle,
     canary::{self, Hidden, Proof},
     dialer,
+    ends::Ends,
     journal::Journal,
     memo, memory,
-    node::{Node, Source},
+    named::{self, Naming},
+    node::{Node, Source, kernel_mode},
     pause::Pause,
     plan::{Plan, Ticks, window_calls},
     priority,
     reactor::{HEARTBEAT_MAX_AGE, Reactor},
+    takeover::Live,
     waiting::Waiting,
     watch::Watch,
 };
 use crate::{
-    cli::{EXIT_DONE, EXIT_FAILED, EXIT_KERNEL, EXIT_USAGE, Listen, RunArgs},
+    cli::{EXIT_DONE, EXIT_FAILED, EXIT_KERNEL, EXIT_USAGE, RunArgs},
     control::{
         api::{self, ConfigAction, Event},
-        server::{Limits, bind_control, bind_http, serve_control, serve_http},
+        server::{Limits, serve_control, serve_http},
     },
+    hosts::{HostNames, listener, resolver::Found, resolver::Resolver},
     kernel::{
         Kernel, LoadOptions,
         cgroup::{self, Names},
@@ -51,6 +56,8 @@ use crate::{
 const HISTOGRAMS: u32 = 4096;
 /// How often rows, losses, pauses and calls are looked at.
 const TICK: Duration = Duration::from_millis(100);
+/// So long the start waits for names in the configuration to be looked up.
+const FIRST_NAMES: Duration = Duration::from_secs(2);
 /// How often enforcement is proven again.
 const PROVE_EVERY: Duration = Duration::from_secs(30);
 /// How often cgroups are looked for that have vanished or returned.
@@ -82,11 +89,6 @@ pub fn run(args: RunArgs) -> ExitCode {
 }
 
 fn start(args: RunArgs) -> Result<()> {
-    if args.takeover {
-        bail!(Usage(
-            "--takeover is not in this version: stop the live agent first".to_owned()
-        ));
-    }
     let source = Source {
         file: args.config.clone(),
         mode: args.mode.map(|mode| match mode {
@@ -128,25 +130,27 @@ async fn serve(
     cgroups: Vec<PathBuf>,
 ) -> Result<()> {
     // Whoever is live on the socket keeps it, and its cgroups, before anything is loaded.
-    let (control, _socket) = bind_control(&args.socket, false)?;
-    let http = match args.listen {
-        Listen::None => None,
-        Listen::Address(address) => Some(bind_http(address).await?),
+    let live = match args.takeover {
+        true => Live::find(&args.socket).await?,
+        false => None,
     };
-    let listening = match &http {
-        Some(listener) => listener
-            .local_addr()
-            .context("name the listener")?
-            .to_string(),
-        None => "none".to_owned(),
+    let ends = match &live {
+        Some(live) => {
+            let (pid, version) = (live.pid, &live.version);
+            tracing::info!(pid, version, "taking over from the agent that is live");
+            None
+        }
+        None => Some(Ends::open(&args).await?),
     };
     let pause = Pause::restore(&args.state_dir)?;
     let state_file = memo::file::path(&args.state_dir);
-    let remembered = memo::file::read(&state_file)?;
     if let Err(error) = priority::install() {
         tracing::warn!("{error:#}");
     }
 
+    // While the programs are loaded, names are looked up.
+    let (mut resolver, mut found) = Resolver::start()?;
+    resolver.look_up(config.exact_names());
     let ticks = Ticks {
         tick_ns: clock::tick_ns(),
         syn_linear: clock::syn_repeats_are_linear(),
@@ -165,7 +169,15 @@ async fn serve(
     let events_kept = config.agent.events_kept as usize;
     let mode = config.mode;
     let plan = Arc::new(Plan::new(config, ticks));
-    kernel.set_policies(&plan.settings, &plan.retries, &plan.entries)?;
+    let mut heard = match kernel.take_answers() {
+        Some(ring) => listener::start(ring)?,
+        None => bail!("the ring of DNS answers is in use"),
+    };
+    let hosts = first_names(&resolver, &mut found).await;
+    let named_entries = named::entries(&plan, &hosts);
+    let entries = [plan.entries.as_slice(), named_entries.as_slice()].concat();
+    kernel.set_policies(&plan.settings, &plan.retries, &entries)?;
+    let naming = Naming::new(hosts, resolver, named_entries);
     table.write_control(Control {
         mode: Mode::OFF,
         agent_pid: std::process::id(),
@@ -190,7 +202,7 @@ async fn serve(
         seed,
     )?;
     dialer::start(orders, reactor.commander())?;
-    let waiting = Waiting::start(
+    let mut waiting = Waiting::start(
         Arc::clone(&table),
         kernel.connections(),
         Arc::clone(&plan),
@@ -199,9 +211,21 @@ async fn serve(
         kernel.lent(),
         drains,
     )?;
+    if live.is_some() {
+        // Until the agent before has ended, these are its business.
+        waiting.plan(Arc::new(plan.without_waits()));
+    }
     kernel.set_options_lent(plan.sets_options());
     let journal = Arc::new(Journal::new(events_kept));
     let (handle, mut requests) = Handle::new(Arc::clone(&journal), Arc::clone(&table));
+    let remembered = match &live {
+        Some(live) => Some(
+            live.state()
+                .await
+                .context("ask the live agent for its state")?,
+        ),
+        None => memo::file::read(&state_file)?,
+    };
     let keeper = memo::keeper::Keeper::start(state_file)?;
     let restored = match remembered {
         Some(document) => {
@@ -211,6 +235,7 @@ async fn serve(
                 plan: &plan,
                 mount: &mount,
                 cgroups: &cgroups,
+                hosts: &naming.hosts,
                 commander: &commander,
             };
             memo::restore::restore(document, ground).await
@@ -224,6 +249,10 @@ async fn serve(
     for path in &cgroups {
         canary::sweep(path);
         kernel.attach(path)?;
+    }
+    if live.is_some() {
+        // From here on both refuse.
+        table.set_mode(kernel_mode(&pause, mode));
     }
     adopt::adopt(&mut kernel, &cgroups);
     let file = source.file.clone();
@@ -242,7 +271,12 @@ async fn serve(
         hidden,
         keeper,
         restored,
+        naming,
     );
+    if !node.standing.is_empty() {
+        // Those of an operator's order that came back.
+        node.look_up_names();
+    }
     node.adopted();
     table.set_mode(node.kernel_mode());
     let proofs = prove(&node).await.context("wait for the canaries")?;
@@ -250,8 +284,27 @@ async fn serve(
         node.stop();
         return Err(error);
     }
+    let ends = match (ends, live) {
+        (Some(ends), _) => Ok(ends),
+        (None, Some(live)) => Ends::take_over(&live, &args).await,
+        (None, None) => Ends::open(&args).await,
+    };
+    let ends = match ends {
+        Ok(ends) => ends,
+        Err(error) => {
+            node.stop();
+            return Err(error);
+        }
+    };
+    node.waiting.plan(Arc::clone(&node.plan));
     node.ready_at = clock::now();
 
+    let listening = ends.listening()?;
+    let Ends {
+        control,
+        socket: _socket,
+        http,
+    } = ends;
     let limits = Limits::default();
     let backend: Arc<dyn crate::control::Backend> = handle;
     tokio::spawn(serve_control(control, Arc::clone(&backend), limits));
@@ -281,7 +334,26 @@ async fn serve(
                     }
                 }
             }
-            Some(request) = requests.recv() => node.request(request).await,
+            Some(found) = found.recv() => node.found(found),
+            Some(said) = heard.recv() => {
+                node.heard(&said);
+                for _ in 0..64 {
+                    match heard.try_recv() {
+                        Ok(said) => node.heard(&said),
+                        Err(_) => break,
+                    }
+                }
+                // Now, not with the next tick: the connect follows at once.
+                node.follow_names(clock::now());
+            }
+            Some(request) = requests.recv() => {
+                node.request(request).await;
+                if node.handed_over {
+                    // The answer has to get out first.
+                    tokio::time::sleep(Duration::from_millis(20)).await;
+                    break;
+                }
+            }
             _ = tick.tick() => {
                 node.tick().await;
                 watchdog(&node);
@@ -308,6 +380,28 @@ async fn serve(
     node.stop();
     tracing::info!("stopped: every option is given back, nothing stays attached");
     Ok(())
+}
+
+/// What the agent's first round of look-ups finds, as far as it is in time: a resolver that does not
+/// answer must not keep the agent from starting.
+async fn first_names(resolver: &Resolver, found: &mut mpsc::Receiver<Found>) -> HostNames {
+    let mut hosts = HostNames::default();
+    if resolver.names().is_empty() {
+        return hosts;
+    }
+    let round = async {
+        while let Some(Found::Addresses(name, addresses)) = found.recv().await {
+            hosts.resolved(&name, &addresses, clock::now());
+        }
+    };
+    if tokio::time::timeout(FIRST_NAMES, round).await.is_err() {
+        tracing::warn!(
+            "not every name in the configuration could be looked up within {} s; what is said about the \
+             others holds as soon as they are",
+            FIRST_NAMES.as_secs()
+        );
+    }
+    hosts
 }
 
 /// Says that the agent is ready: to whoever reads stdout, to systemd, and in the events.

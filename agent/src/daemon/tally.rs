@@ -55,6 +55,8 @@ pub struct Tally {
     /// some.
     measured: [HashMap<RowId, Box<[u8]>>; 2],
     last: Option<Nanos>,
+    /// The look before that.
+    looked: Option<Nanos>,
     /// Row at which the next look at all rows begins: where the last one had enough.
     next: u32,
     /// Configurations taken over after the start.
@@ -174,7 +176,7 @@ impl Tally {
         clock: WallClock,
         mut subject: impl FnMut(RowId, &KernelRow) -> Option<Subject>,
     ) {
-        self.last = Some(now);
+        self.looked = self.last.replace(now);
         let mut left = RUNS_AT_A_TIME;
         let begin = std::mem::take(&mut self.next).clamp(OTHER_ROW + 1, table.len());
         for index in begin..table.len() {
@@ -256,7 +258,9 @@ impl Tally {
         clock: WallClock,
         subject: &Subject,
     ) {
-        let at = |seq| call(table, row, kind, seq, now).map_or(now, |call| Nanos(call.at_ns));
+        let at = |seq| call(table, row, kind, seq, now).map(|call| Nanos(call.at_ns));
+        // Calls that the window does not hold any more came since the last look.
+        let since = self.looked.unwrap_or(now);
         let latency = self.latency(table, row, kind);
         let mut begin = from;
         while begin <= to {
@@ -265,6 +269,8 @@ impl Tally {
                 |seq: &u64| call(table, row, kind, *seq, now).is_some_and(|call| call.failed);
             let end = (begin..=to).find(is_failed).map_or(to, |failed| failed - 1);
             if end >= begin {
+                let last_time = at(end).unwrap_or(now);
+                let first_time = at(begin).unwrap_or(since).min(last_time);
                 journal.publish(
                     clock.at(now),
                     Event::Calls {
@@ -274,8 +280,8 @@ impl Tally {
                         window: view::window_kind(kind),
                         from_seq: begin,
                         to_seq: end,
-                        first_time: clock.at(at(begin)),
-                        last_time: clock.at(at(end)),
+                        first_time: clock.at(first_time),
+                        last_time: clock.at(last_time),
                         latency_us: latency.clone(),
                         slow: 0,
                     },

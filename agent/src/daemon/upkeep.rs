@@ -16,12 +16,12 @@ use super::{
     settle,
     tally::Subject,
     view,
+    waiting::Standstill,
 };
 use crate::{
     control::api::{Event, SafetyAction, Timestamp},
     core::{Correlated, Nanos, RowId, is_loopback},
     kernel::clock,
-    policy::DestinationArg,
 };
 
 /// How often lost events are made up for: that looks at every row.
@@ -45,6 +45,11 @@ impl Node {
             && let Err(error) = self.resume(None)
         {
             tracing::error!("the pause is over but cannot be ended: {error}");
+        }
+        self.follow_names(now);
+        self.journal.flush(Timestamp::now());
+        if let Some(change) = self.waiting.check(now) {
+            self.standstill(change);
         }
         self.count_traffic(now);
         self.losses(now);
@@ -136,6 +141,47 @@ impl Node {
         self.commander.send(Command::Traffic(places.len()));
     }
 
+    /// Says that a program's lock holds timeouts up, or no longer does.
+    fn standstill(&self, change: Standstill) {
+        let about = match &change {
+            Standstill::Held(about) | Standstill::Whole(about) | Standstill::Over(about) => about,
+        };
+        let connections = about
+            .iter()
+            .find_map(|cookie| self.kernel.connections().get(*cookie))
+            .and_then(|stamp| Some((stamp, self.table.row(stamp.row)?)));
+        let which = match (connections, about.len()) {
+            (Some((stamp, row)), count) => {
+                let id = RowId {
+                    index: stamp.row,
+                    incarnation: row.incarnation,
+                };
+                let destination = view::destination(id, &row);
+                match count {
+                    1 => format!("the connection of pid {} to {destination}", stamp.pid),
+                    _ => format!(
+                        "one of {count} connections (pid {} to {destination} and others)",
+                        stamp.pid
+                    ),
+                }
+            }
+            (None, _) => "a connection that has ended".to_owned(),
+        };
+        self.safety(match change {
+            Standstill::Held(_) => format!(
+                "a program keeps the socket of {which} locked: read, write, stall timeouts and \
+                 deadlines do not end it until the program lets go; those of others go on"
+            ),
+            Standstill::Whole(_) => format!(
+                "programs keep sockets locked, now that of {which}: no read, write or stall timeout and \
+                 no deadline fires until one of them lets go"
+            ),
+            Standstill::Over(_) => format!(
+                "the socket of {which} is not locked any more: its timeouts are watched again"
+            ),
+        });
+    }
+
     /// Says that many destinations fail at once, or that this is over.
     pub(super) fn correlated(&self, change: Correlated) {
         let Correlated {
@@ -185,19 +231,15 @@ impl Node {
     }
 
     pub(super) fn expire_standing(&mut self, now: Nanos) {
-        let kernel = &mut self.kernel;
-        self.standing.retain(|standing| {
-            if standing.until > now {
-                return true;
-            }
-            if let (DestinationArg::Address(address), None) =
-                (standing.destination.clone(), &standing.workload)
-                && let Err(error) = kernel.set_manual(&address.to_manual_key(), None)
-            {
-                tracing::error!("{error:#}");
-            }
-            false
-        });
+        if self.standing.iter().all(|standing| standing.until > now) {
+            return;
+        }
+        let (kept, gone) = std::mem::take(&mut self.standing)
+            .into_iter()
+            .partition(|standing| standing.until > now);
+        self.standing = kept;
+        self.take_back(gone);
+        self.look_up_names();
     }
 
     pub(super) async fn evict(&mut self) -> Result<()> {
@@ -220,6 +262,7 @@ impl Node {
             for row in &rows {
                 self.reported.remove(row);
                 self.tally.forget(*row);
+                self.naming.forget(*row);
             }
         }
         Ok(())

@@ -10,7 +10,7 @@ use agent_common::{
     row::{ROW_LIMITED, ROW_PROTECTED},
 };
 
-use super::{latency::Latencies, node::Standing, plan::Plan};
+use super::{latency::Latencies, named, node::Standing, plan::Plan};
 use crate::{
     control::api::{
         self, Failures, Held, Latency, Rejections, Retry, TimeoutKind, TimeoutsMs, Windows,
@@ -20,9 +20,10 @@ use crate::{
         traits::{Facts, learned},
         window,
     },
+    hosts::HostNames,
     kernel::{Table, cgroup::Names},
     metrics::TIMEOUTS,
-    policy::Destination,
+    policy::{Destination, KnownName},
 };
 
 /// What a row of all those without one of their own is called.
@@ -49,6 +50,8 @@ pub struct Viewer<'a> {
     pub leaving: &'a [u32],
     /// Manual states.
     pub standing: &'a [Standing],
+    /// Names of destinations.
+    pub hosts: &'a HostNames,
     /// CLOCK_MONOTONIC.
     pub now: Nanos,
 }
@@ -75,11 +78,16 @@ impl Viewer<'_> {
         let retries = self.table.retries(id.index);
         let (minute, five_minutes) = self.latency(id, row);
         let workload = workload(id, row, names);
+        let known = named::of_row(self.hosts, row);
+        let fails = connects.consecutive > 0
+            || exchanges.consecutive > 0
+            || connects.trip.is_some()
+            || exchanges.trip.is_some();
         api::Row {
-            manual: view.and_then(|view| self.by_hand(view, row, &workload)),
+            manual: view.and_then(|view| self.by_hand(view, row, &known, &workload)),
             destination: destination(id, row),
             workload,
-            name: None,
+            name: known.first().map(|known| known.name.to_string()),
             netns: (row.netns_inode != 0).then_some(u64::from(row.netns_inode)),
             policy: self.plan.name(policy).to_string(),
             state: view.map_or(api::State::Closed, |view| state(view.state)),
@@ -92,7 +100,8 @@ impl Viewer<'_> {
             next_probe_in_ms: view.and_then(|view| view.next_probe_at).map(until),
             generation: self.table.verdict(id.index).generation,
             next_redial_in_ms: view.and_then(|view| view.next_redial_at).map(until),
-            bypassed_for_safety: view.is_some_and(|view| view.bypassed),
+            // A row that has recovered since makes no event that the breaker would hear of.
+            bypassed_for_safety: fails && view.is_some_and(|view| view.bypassed),
             ramp_ends_in_ms: view.and_then(|view| view.ramp_until).map(until),
             windows: Windows {
                 connects: api::Connects {
@@ -159,11 +168,17 @@ impl Viewer<'_> {
     }
 
     /// Who set the manual state of a breaker.
-    fn by_hand(&self, view: &BreakerView, row: &KernelRow, workload: &str) -> Option<api::ByHand> {
+    fn by_hand(
+        &self,
+        view: &BreakerView,
+        row: &KernelRow,
+        names: &[KnownName],
+        workload: &str,
+    ) -> Option<api::ByHand> {
         view.manual_until?;
         let destination = Destination::from_key(&row.key);
         let mut standing = self.standing.iter().rev();
-        let standing = standing.find(|standing| standing.is_for(&destination, workload))?;
+        let standing = standing.find(|standing| standing.is_for(&destination, names, workload))?;
         Some(api::ByHand {
             since: standing.since,
             until: standing.ends,

@@ -14,8 +14,8 @@ use std::{
 };
 
 use agent_common::{
-    COMM_LEN, Stamp,
-    stamp::{CONNECTION_SLOTS, PHASE_OPEN, Slot, pack_counted, unpack_request},
+    COMM_LEN, Stamp, http,
+    stamp::{CONNECTION_SLOTS, PHASE_OPEN, PROTOCOL_HTTP1, Slot, pack_counted, unpack_request},
 };
 use aya::maps::{HashMap, MapData, MapError};
 
@@ -85,6 +85,24 @@ impl Connections {
         });
     }
 
+    /// As [`Connections::each_open`], but only those on which an answer in HTTP/1 may be unfinished. Costs
+    /// what [`Connections::each_owed`] does.
+    pub fn each_unfinished(&self, mut found: impl FnMut(u64, &Stamp)) {
+        for index in 0..CONNECTION_SLOTS {
+            if self.may_be_unfinished(index)
+                && let Some((cookie, stamp)) = self.copy(index)
+                && http::unfinished(&stamp).is_some()
+            {
+                found(cookie, &stamp);
+            }
+        }
+        self.each_spilled(|cookie, stamp| {
+            if http::unfinished(stamp).is_some() {
+                found(cookie, stamp);
+            }
+        });
+    }
+
     /// The stamp of the connection with this cookie, if it is still followed.
     pub fn get(&self, cookie: u64) -> Option<Stamp> {
         let index = (cookie as u32) & (CONNECTION_SLOTS - 1);
@@ -127,6 +145,11 @@ impl Connections {
             .insert(cookie, pack_counted(number, seq), NOEXIST)
     }
 
+    /// Whether there is such a note.
+    pub fn is_counted(&self, cookie: u64) -> bool {
+        self.hung().get(&cookie, 0).is_ok()
+    }
+
     /// Takes such a note back; false when the kernel has taken it first.
     pub fn take_counted(&self, cookie: u64) -> bool {
         self.hung().remove(&cookie).is_ok()
@@ -151,6 +174,17 @@ impl Connections {
             return None;
         }
         self.copy(index).filter(|(_, stamp)| stamp.owed().is_some())
+    }
+
+    /// Only a few words of each slot are read.
+    fn may_be_unfinished(&self, index: u32) -> bool {
+        // SAFETY: within the mapping; single words are never torn.
+        self.slots.get(index).is_some_and(|slot| unsafe {
+            (&raw const (*slot).owner).read_volatile() != 0
+                && (&raw const (*slot).stamp.phase).read_volatile() == PHASE_OPEN
+                && (&raw const (*slot).stamp.protocol).read_volatile() == PROTOCOL_HTTP1
+                && (&raw const (*slot).stamp.tls_seen).read_volatile() != http::BODY_NONE
+        })
     }
 
     /// A copy of a slot that had one owner all the while.

@@ -93,6 +93,7 @@ pub struct Kernel {
     keys: HashMap<MapData, [u8; 40], u32>,
     free_rows: Queue<MapData, u32>,
     free_histograms: Queue<MapData, u32>,
+    answers: Option<RingBuf<MapData>>,
     policy_trie: LpmTrie<MapData, [u8; 24], u32>,
     manual: HashMap<MapData, [u8; 24], [u64; 2]>,
     attachments: Vec<Attachment>,
@@ -197,6 +198,8 @@ impl Kernel {
                 .context("fill the list of free histograms")?;
         }
         let ring = RingBuf::try_from(take(&mut ebpf, "EVENTS")?).context("open the ring buffer")?;
+        let answers = RingBuf::try_from(take(&mut ebpf, "ANSWERS")?)
+            .context("open the ring buffer of DNS answers")?;
         let kernel = Self {
             keys: take(&mut ebpf, "KEYS")?.try_into()?,
             policy_trie: take(&mut ebpf, "POLICY_TRIE")?.try_into()?,
@@ -205,6 +208,7 @@ impl Kernel {
             connections: Arc::new(connections),
             free_rows,
             free_histograms,
+            answers: Some(answers),
             attachments: Vec::new(),
             watched: take(&mut ebpf, "WATCHED")?.try_into()?,
             lent: Arc::new(LentOptions::new(take(&mut ebpf, "LENT")?.try_into()?)),
@@ -219,6 +223,12 @@ impl Kernel {
     /// The mapped arrays.
     pub fn table(&self) -> Arc<Table> {
         Arc::clone(&self.table)
+    }
+
+    /// The ring of DNS answers ([`agent_common::HeardAnswer`]), for the thread that reads it; `None` when it
+    /// was taken before.
+    pub fn take_answers(&mut self) -> Option<RingBuf<MapData>> {
+        self.answers.take()
     }
 
     /// The connections that are followed.

@@ -298,6 +298,18 @@ pub(super) fn parse_host(text: &str) -> Result<Host, DestinationError> {
     Ok(Host::Name { name, wildcard })
 }
 
+/// A host name in its one form (lower case, without a trailing dot); `None` if the text is none: an
+/// address, a wildcard, or with characters that no host name has.
+pub fn host_name(text: &str) -> Option<String> {
+    match parse_host(text) {
+        Ok(Host::Name {
+            name,
+            wildcard: false,
+        }) => Some(name),
+        _ => None,
+    }
+}
+
 /// Reads a port. Stricter than the standard library, which accepts a plus sign.
 pub(super) fn parse_port(text: &str) -> Result<u16, DestinationError> {
     let digits = text.bytes().all(|byte| byte.is_ascii_digit());

@@ -1,9 +1,9 @@
 //! The policies as the kernel finds them: entries of a table that is searched by longest prefix.
 //!
 //! The kernel looks for the longest prefix under the connection's port, and if there is none, for
-//! the longest under port 0 (see [`PolicyKey`]). Names are not in it, nor are policies with
-//! workloads: the agent resolves those once a row exists. A connection without an entry has the
-//! defaults.
+//! the longest under port 0 (see [`PolicyKey`]). Policies with workloads are not in it: the agent
+//! resolves those once a row exists. Names are in it as the addresses that the agent has resolved them to.
+//! A connection without an entry has the defaults.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -16,9 +16,9 @@ use agent_common::{
 };
 
 use super::{
-    destination::to_bytes,
+    destination::{Destination, to_bytes},
     model::Config,
-    pattern::{DestinationPattern, Target},
+    pattern::{DestinationPattern, KnownName, Target},
 };
 
 /// Bits before an IPv4 address in its 16-byte form.
@@ -85,6 +85,67 @@ impl Config {
             extend(&mut entries, CLASS_PROTECTED, port, table);
         }
         entries
+    }
+
+    /// The entries for addresses whose names the agent has resolved itself, to be added to
+    /// [`Config::kernel_entries`], where an equal key gives way to these.
+    pub fn named_entries(&self, addresses: &[(IpAddr, Vec<KnownName>)]) -> Vec<KernelEntry> {
+        let patterns = |all: &mut dyn Iterator<Item = &DestinationPattern>| -> BTreeSet<u16> {
+            all.filter_map(|pattern| pattern.port).chain([0]).collect()
+        };
+        let destinations = |policy: &super::Policy| policy.destinations.clone();
+        let of_policies: Vec<DestinationPattern> =
+            self.policies.iter().flat_map(destinations).collect();
+        let ports = patterns(&mut of_policies.iter());
+        let guarded = patterns(&mut self.protected.iter());
+        let by_name = |pattern: &DestinationPattern| matches!(pattern.target, Target::Name { .. });
+        let mut entries = Vec::new();
+        for (addr, names) in addresses {
+            let entry = |class: u32, port: u16, policy: u32| KernelEntry {
+                key: PolicyKey {
+                    class,
+                    port_be: port.to_be(),
+                    reserved: 0,
+                    addr: to_bytes(*addr),
+                },
+                prefix_len: POLICY_KEY_EXACT_BITS + 128,
+                policy,
+            };
+            for &port in &ports {
+                let to = Destination::new(*addr, port, 0);
+                let matches = self.matches(&to, None, names);
+                let winner = matches
+                    .first()
+                    .filter(|winner| winner.destination.is_some_and(by_name));
+                if let Some(winner) = winner {
+                    entries.push(entry(CLASS_POLICY, port, winner.index as u32));
+                }
+            }
+            for &port in &guarded {
+                let to = Destination::new(*addr, port, 0);
+                if self.guard(&to, names).is_some_and(|(_, by)| by_name(by)) {
+                    entries.push(entry(CLASS_PROTECTED, port, 1));
+                }
+            }
+        }
+        entries
+    }
+
+    /// Every exact name that a policy or `[protected]` names, once, in order of appearance.
+    pub fn exact_names(&self) -> Vec<std::sync::Arc<str>> {
+        let mut names: Vec<std::sync::Arc<str>> = Vec::new();
+        let policies = self.policies.iter().flat_map(|policy| &policy.destinations);
+        for pattern in policies.chain(&self.protected) {
+            if let Target::Name {
+                name,
+                wildcard: false,
+            } = &pattern.target
+                && !names.iter().any(|known| **known == **name)
+            {
+                names.push(name.as_str().into());
+            }
+        }
+        names
     }
 }
 

@@ -5,6 +5,7 @@ use super::{
     DEFAULT_POLICY,
     destination::Destination,
     model::{Config, Policy},
+    pattern::KnownName,
     settings::{OFF, list},
 };
 
@@ -93,9 +94,9 @@ impl Config {
         &self,
         destination: &Destination,
         workload: Option<&str>,
-        name: Option<&str>,
+        names: &[KnownName],
     ) -> Explained {
-        let matches = self.matches(destination, workload, name);
+        let matches = self.matches(destination, workload, names);
         let policy = matches.first().map_or(0, |winner| winner.index);
         let mut candidates = Vec::with_capacity(self.policies.len() + 1);
         if let Some(winner) = matches.first() {
@@ -120,7 +121,7 @@ impl Config {
         }
         for (index, other) in (1..).zip(&self.policies) {
             if !matches.iter().any(|found| found.index == index) {
-                let why = miss(other, destination, workload, name);
+                let why = miss(other, destination, workload, names);
                 candidates.push(self.candidate(index, other, Fit::NoMatch, why));
             }
         }
@@ -130,7 +131,7 @@ impl Config {
         };
         candidates.push(self.candidate(0, &self.defaults, fit, why.to_owned()));
 
-        let guard = self.guard(destination, name).map(|(at, pattern)| Guard {
+        let guard = self.guard(destination, names).map(|(at, pattern)| Guard {
             by: pattern.to_string(),
             line: self.line(self.origins.protected(at)),
         });
@@ -209,13 +210,13 @@ fn miss(
     policy: &Policy,
     destination: &Destination,
     workload: Option<&str>,
-    name: Option<&str>,
+    names: &[KnownName],
 ) -> String {
     let to = policy.destinations.is_empty()
         || policy
             .destinations
             .iter()
-            .any(|pattern| pattern.matches(destination, name));
+            .any(|pattern| pattern.matches(destination, names));
     let from = &policy.workloads;
     match (to, workload) {
         (false, _) => format!("none of its destinations: {}", list(&policy.destinations)),

@@ -40,7 +40,7 @@ use std::{
     sync::OnceLock,
 };
 
-pub use destination::{Destination, DestinationArg, DestinationError};
+pub use destination::{Destination, DestinationArg, DestinationError, host_name};
 pub use diff::{Change, diff};
 pub use duration::format_duration;
 pub use entries::KernelEntry;
@@ -48,10 +48,10 @@ pub use error::{ConfigError, Problem};
 pub use explain::{Candidate, Explained, Fit, Guard, SettingSource, SourcedSetting};
 pub use model::{
     AgentConfig, Backoff, BreakerPolicy, Config, Errno, Hung, Limits, LogFormat, Mode, OnOpen,
-    Policy, ReadAction, RetryPolicy, Scope, StatusPattern, Timeouts,
+    Policy, ReadAction, RetryPolicy, Scope, Stall, StatusPattern, Timeouts,
 };
 pub use origins::Origins;
-pub use pattern::{DestinationPattern, Target};
+pub use pattern::{DestinationPattern, KnownName, Target};
 pub use resolve::Resolution;
 pub use schema::{MAX_KERNEL_ENTRIES, MAX_POLICIES};
 pub use workload::{WorkloadError, WorkloadPattern};

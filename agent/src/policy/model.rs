@@ -67,11 +67,22 @@ pub struct Timeouts {
     /// Longest time of a whole operation, retries included.
     pub deadline: Option<Duration>,
     /// Longest silence in the middle of an answer.
-    pub stall: Option<Duration>,
+    pub stall: Stall,
     /// Idle time after which the kernel asks whether the peer still lives.
     pub keepalive: Option<Duration>,
     /// What a read timeout does.
     pub read_action: ReadAction,
+}
+
+/// When an answer that has stopped in the middle is ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Stall {
+    /// As after `read`, where the length of the answer is known; with [`ReadAction::Option`] never.
+    Auto,
+    /// Never.
+    Off,
+    /// After this long, wherever an answer may be unfinished.
+    After(Duration),
 }
 
 /// What a read timeout does.

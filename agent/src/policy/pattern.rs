@@ -4,6 +4,7 @@ use std::{
     fmt,
     net::{IpAddr, Ipv4Addr, Ipv6Addr},
     str::FromStr,
+    sync::Arc,
 };
 
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
@@ -40,24 +41,41 @@ pub enum Target {
     },
 }
 
+/// A name that an address is known by.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct KnownName {
+    /// Lower case, without a trailing dot.
+    pub name: Arc<str>,
+    /// Whether the agent has resolved it itself. Otherwise it comes from what programs were told, which
+    /// whoever answers them decides.
+    pub own: bool,
+}
+
 impl DestinationPattern {
-    /// Whether the pattern covers a destination, known by `name` if it has one (lower case,
-    /// without a trailing dot).
-    pub fn matches(&self, destination: &Destination, name: Option<&str>) -> bool {
+    /// Whether the pattern covers a destination that is known by these names.
+    pub fn matches(&self, destination: &Destination, names: &[KnownName]) -> bool {
         if self.port.is_some_and(|port| port != destination.port()) {
             return false;
         }
         match &self.target {
             Target::Address(net) => net.contains(&destination.addr()),
+            Target::Name { .. } => names.iter().any(|known| self.covers_name(&known.name)),
+        }
+    }
+
+    /// Whether it is a pattern of names and covers this one, whatever the port.
+    pub fn covers_name(&self, name: &str) -> bool {
+        match &self.target {
+            Target::Address(_) => false,
             Target::Name {
                 name: wanted,
                 wildcard: false,
-            } => name == Some(wanted),
+            } => name == wanted,
             Target::Name {
                 name: wanted,
                 wildcard: true,
             } => name
-                .and_then(|name| name.strip_suffix(wanted.as_str()))
+                .strip_suffix(wanted.as_str())
                 .is_some_and(|below| below.len() > 1 && below.ends_with('.')),
         }
     }

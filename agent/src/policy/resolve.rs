@@ -14,7 +14,7 @@ use super::{
     DEFAULT_POLICY,
     destination::Destination,
     model::{Config, Policy},
-    pattern::{DestinationPattern, Target},
+    pattern::{DestinationPattern, KnownName, Target},
     workload::WorkloadPattern,
 };
 
@@ -90,16 +90,15 @@ impl Config {
     /// Finds the policy for a connection to `destination`.
     ///
     /// `workload`: path of the caller's control group; `None` if it is not known, then no policy
-    /// with `workloads` is for it. `name`: a name that is known for the address, in lower case and
-    /// without a trailing dot.
+    /// with `workloads` is for it. `names`: those that the address is known by.
     pub fn resolve(
         &self,
         destination: &Destination,
         workload: Option<&str>,
-        name: Option<&str>,
+        names: &[KnownName],
     ) -> Resolution {
-        let matches = self.matches(destination, workload, name);
-        let guard = self.guard(destination, name);
+        let matches = self.matches(destination, workload, names);
+        let guard = self.guard(destination, names);
 
         let mut why = match matches.split_first() {
             None => format!("{DEFAULT_POLICY}: no policy matches, so the defaults apply"),
@@ -123,29 +122,32 @@ impl Config {
         &'c self,
         destination: &Destination,
         workload: Option<&str>,
-        name: Option<&str>,
+        names: &[KnownName],
     ) -> Vec<Match<'c>> {
         let mut matches: Vec<Match<'_>> = self
             .policies
             .iter()
             .enumerate()
-            .filter_map(|(i, policy)| matching(i + 1, policy, destination, workload, name))
+            .filter_map(|(i, policy)| matching(i + 1, policy, destination, workload, names))
             .collect();
         // Stable: among equals the order of the file stays.
         matches.sort_by_key(|found| std::cmp::Reverse(found.rank));
         matches
     }
 
-    /// The first protected destination that covers the connection, with its place in the list.
+    /// The first protected destination that covers the connection, with its place in the list. Of names,
+    /// only those count that the agent has resolved itself: nobody who answers programs is to decide
+    /// what is protected.
     pub(super) fn guard(
         &self,
         destination: &Destination,
-        name: Option<&str>,
+        names: &[KnownName],
     ) -> Option<(usize, &DestinationPattern)> {
+        let own: Vec<KnownName> = names.iter().filter(|known| known.own).cloned().collect();
         self.protected
             .iter()
             .enumerate()
-            .find(|(_, pattern)| pattern.matches(destination, name))
+            .find(|(_, pattern)| pattern.matches(destination, &own))
     }
 }
 
@@ -154,7 +156,7 @@ fn matching<'c>(
     policy: &'c Policy,
     to: &Destination,
     workload: Option<&str>,
-    name: Option<&str>,
+    names: &[KnownName],
 ) -> Option<Match<'c>> {
     let from = match (policy.workloads.as_slice(), workload) {
         ([], _) => None,
@@ -169,7 +171,7 @@ fn matching<'c>(
         patterns => Some(
             patterns
                 .iter()
-                .filter(|pattern| pattern.matches(to, name))
+                .filter(|pattern| pattern.matches(to, names))
                 .max_by_key(|pattern| (length(pattern), pattern.port.is_some()))?,
         ),
     };

@@ -3,12 +3,13 @@
 use std::{ops::RangeInclusive, time::Duration};
 
 use agent_common::window::SLOTS;
+use toml::de::DeValue;
 
 use super::{
     duration::format_duration,
     model::{
         Backoff, BreakerPolicy, Errno, Hung, Limits, OnOpen, Policy, ReadAction, RetryPolicy,
-        Scope, Timeouts,
+        Scope, Stall, Timeouts,
     },
     reader::{Complaint, Found, Section},
     rules::{
@@ -84,7 +85,7 @@ pub(super) fn blank() -> Policy {
             read: None,
             write: None,
             deadline: None,
-            stall: None,
+            stall: Stall::Off,
             keepalive: None,
             read_action: ReadAction::Abort,
         },
@@ -177,7 +178,9 @@ fn read_timeouts(section: &mut Section<'_, '_>, timeouts: &mut Timeouts) {
     section.set("read", &mut timeouts.read, or_off(duration(WAIT)));
     section.set("write", &mut timeouts.write, or_off(duration(WAIT)));
     section.set("deadline", &mut timeouts.deadline, or_off(duration(WAIT)));
-    section.set("stall", &mut timeouts.stall, or_off(duration(WAIT)));
+    section.set("stall", &mut timeouts.stall, |value| {
+        auto_or_off(value, Stall::Auto, Stall::Off, Stall::After)
+    });
     section.set(
         "keepalive",
         &mut timeouts.keepalive,
@@ -188,6 +191,26 @@ fn read_timeouts(section: &mut Section<'_, '_>, timeouts: &mut Timeouts) {
         &mut timeouts.read_action,
         one_of(&[("abort", ReadAction::Abort), ("option", ReadAction::Option)]),
     );
+}
+
+/// "auto", "off" or a wait.
+fn auto_or_off<T>(
+    value: &DeValue<'_>,
+    auto: T,
+    off: T,
+    after: impl FnOnce(Duration) -> T,
+) -> Result<T, Complaint> {
+    if one_of(&[("auto", ())])(value).is_ok() {
+        return Ok(auto);
+    }
+    match or_off(duration(WAIT))(value) {
+        Ok(None) => Ok(off),
+        Ok(Some(wait)) => Ok(after(wait)),
+        Err(complaint) => Err(Complaint {
+            allowed: format!("\"auto\", {}", complaint.allowed),
+            ..complaint
+        }),
+    }
 }
 
 fn read_breaker(section: &mut Section<'_, '_>, breaker: &mut BreakerPolicy) {
@@ -214,17 +237,7 @@ fn read_breaker(section: &mut Section<'_, '_>, breaker: &mut BreakerPolicy) {
         or_off(ratio(Zero::Refused)),
     );
     section.set("hung", &mut breaker.hung, |value| {
-        if one_of(&[("auto", ())])(value).is_ok() {
-            return Ok(Hung::Auto);
-        }
-        match or_off(duration(WAIT))(value) {
-            Ok(None) => Ok(Hung::Off),
-            Ok(Some(after)) => Ok(Hung::After(after)),
-            Err(complaint) => Err(Complaint {
-                allowed: format!("\"auto\", {}", complaint.allowed),
-                ..complaint
-            }),
-        }
+        auto_or_off(value, Hung::Auto, Hung::Off, Hung::After)
     });
     section.set("gave_up", &mut breaker.gave_up, or_off(duration(WAIT)));
     section.set(

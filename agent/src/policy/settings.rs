@@ -4,7 +4,9 @@ use std::{fmt, time::Duration};
 
 use super::{
     duration::format_duration,
-    model::{Backoff, Hung, LogFormat, Mode, OnOpen, Policy, ReadAction, Scope, StatusPattern},
+    model::{
+        Backoff, Hung, LogFormat, Mode, OnOpen, Policy, ReadAction, Scope, Stall, StatusPattern,
+    },
 };
 
 /// Word for a threshold that is off.
@@ -62,7 +64,7 @@ impl Policy {
             ("timeouts.read", wait(t.read)),
             ("timeouts.write", wait(t.write)),
             ("timeouts.deadline", wait(t.deadline)),
-            ("timeouts.stall", wait(t.stall)),
+            ("timeouts.stall", word(t.stall)),
             ("timeouts.keepalive", wait(t.keepalive)),
             ("timeouts.read_action", word(t.read_action)),
             ("breaker", Value::Switch(b.enabled)),
@@ -158,6 +160,16 @@ words!(OnOpen { Self::Keep => "keep", Self::DrainIdle => "drain-idle", Self::Abo
 words!(LogFormat { Self::Text => "text", Self::Json => "json" });
 
 impl fmt::Display for Hung {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Auto => f.write_str("auto"),
+            Self::Off => f.write_str(OFF),
+            Self::After(after) => f.write_str(&format_duration(*after)),
+        }
+    }
+}
+
+impl fmt::Display for Stall {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Auto => f.write_str("auto"),

@@ -7,3 +7,13 @@ mod properties;
 mod resolution;
 mod spelling;
 mod writing;
+
+use super::KnownName;
+
+/// A name that is known for an address.
+fn known(name: &str, own: bool) -> KnownName {
+    KnownName {
+        name: name.into(),
+        own,
+    }
+}

@@ -13,7 +13,6 @@ use super::{
 /// as the parts are built.
 pub(super) const NOT_ENFORCED: &[&str] = &[
     "breaker.scope",
-    "breaker.max_open_share",
     "breaker.failure_status",
     "retry.refuse_non_idempotent",
 ];
@@ -47,7 +46,6 @@ impl Config {
             warn(&mut warnings, &scope, policy, |key, value| {
                 inert(key, value) || defaults.get(key).is_some_and(|default| default == value)
             });
-            warn_names(&mut warnings, &scope, &policy.destinations);
         }
         warn_names(&mut warnings, "protected", &self.protected);
         warnings
@@ -71,12 +69,13 @@ fn warn(
     }
 }
 
+/// Only names that the agent resolves itself protect, and it can resolve no wildcard.
 fn warn_names(warnings: &mut Vec<String>, scope: &str, patterns: &[DestinationPattern]) {
     for pattern in patterns {
-        if matches!(pattern.target, Target::Name { .. }) {
+        if matches!(pattern.target, Target::Name { wildcard: true, .. }) {
             warnings.push(format!(
-                "{scope}: destinations: the name {pattern} is accepted but not enforced by this \
-                 version, which matches addresses only"
+                "{scope}: destinations: {pattern} protects only names that stand in full in a policy \
+                 or here: what programs are told is believed for nothing that is protected"
             ));
         }
     }

@@ -43,7 +43,8 @@ impl Diag {
         targets.iter().map(one).collect()
     }
 
-    fn abort_one(&mut self, target: &Target, still: &mut impl FnMut(&Look) -> bool) -> Fate {
+    /// As [`Diag::abort`], one socket.
+    pub fn abort_one(&mut self, target: &Target, still: impl FnOnce(&Look) -> bool) -> Fate {
         let look = match self.look(target) {
             Ok(Some(look)) if look.is_in_use() => look,
             Ok(_) => return Fate::Gone,

@@ -1,7 +1,10 @@
 //! The classifier of first bytes, as the kernel calls it: a protocol, a length, a payload.
 #![no_main]
 
-use agent_common::classify::{self, Answer, HEAD, RetryAfter};
+use agent_common::{
+    classify::{self, Answer, HEAD},
+    http::{self, Search},
+};
 use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|data: &[u8]| {
@@ -33,16 +36,38 @@ fuzz_target!(|data: &[u8]| {
     let _ = classify::begins_amqp(&head);
     let _ = classify::begins_http_request(&head);
     assert!(!(classify::is_tls_request(&head) && classify::is_tls_alert(&head)));
-    let mut search = RetryAfter::default();
-    let found = payload.iter().find_map(|byte| search.step(*byte));
-    if found == Some(true) {
-        let text = payload.to_ascii_lowercase();
-        let name = text.windows(8).any(|window| {
-            window
-                .iter()
-                .map(|byte| byte | 0x20)
-                .eq(b"y-after:".iter().copied())
-        });
-        assert!(name);
-    }
+    searched(payload);
 });
+
+/// The search in the head of an answer, as the kernel does it.
+fn searched(payload: &[u8]) {
+    let loaded = payload.len().min(http::SEARCHED as usize);
+    let mut bytes = [b'\n'; http::WORDS * 8];
+    bytes[..loaded].copy_from_slice(&payload[..loaded]);
+    let word = |index: u32| {
+        let at = index as usize * 8;
+        u64::from_le_bytes(bytes[at..at + 8].try_into().expect("eight bytes"))
+    };
+    let mut search = Search::new(loaded as u32);
+    for _ in 0..http::STEPS {
+        if search.step(word) {
+            break;
+        }
+    }
+    let text = payload[..loaded].to_ascii_lowercase();
+    let has = |name: &[u8]| {
+        // A line, with the bit set that makes letters small.
+        let name: Vec<u8> = name.iter().map(|byte| byte | 0x20).collect();
+        text.windows(name.len() + 1).any(|window| {
+            window[0] == b'\n' && window[1..].iter().map(|byte| byte | 0x20).eq(name.iter().copied())
+        })
+    };
+    assert!(!search.has_retry_after() || has(b"retry-after:"));
+    for asks in 0..4 {
+        let (what, whole) = search.body(word, asks, true);
+        assert!(what <= http::BODY_ENDLESS);
+        if what == http::BODY_LENGTH {
+            assert!(has(b"content-length:") && whole > 0);
+        }
+    }
+}

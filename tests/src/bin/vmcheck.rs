@@ -1,5 +1,5 @@
-//! Checks the real binary on whatever kernel this runs: load, attach, adopt, refuse, time out, bound, detach;
-//! and what the agent does to sockets of other programs.
+//! Checks the real binary on whatever kernel this runs: load, attach, adopt, refuse, time out, bound, stall,
+//! detach; and what the agent does to sockets of other programs.
 //!
 //! `vmcheck BACKSTOP` expects all of that to work; `vmcheck BACKSTOP --expect-unsupported` expects
 //! `backstop run` to end with exit code 4 and one sentence. Needs nothing but a cgroup v2 mount and
@@ -38,6 +38,7 @@ fn main() -> ExitCode {
         ["connect", address] => connect(address),
         ["talk", address] => talk(address),
         ["receive", address] => receive(address),
+        ["fetch", address] => fetch(address),
         [backstop] => supported(Path::new(backstop)),
         [backstop, "--expect-unsupported"] => unsupported(Path::new(backstop)),
         _ => Err(anyhow::anyhow!(
@@ -99,6 +100,24 @@ fn receive(address: &str) -> Result<()> {
         i32::from(read.is_some()),
         i32::from(write.is_some())
     );
+    Ok(())
+}
+
+/// A client that asks, and reads until that fails: errno, and how long nothing had come by then.
+fn fetch(address: &str) -> Result<()> {
+    let mut stream = TcpStream::connect(address).context("connect")?;
+    stream
+        .write_all(b"GET / HTTP/1.1\r\n\r\n")
+        .context("send")?;
+    let mut last = Instant::now();
+    let errno = loop {
+        match stream.read(&mut [0; 64]) {
+            Ok(0) => break 0,
+            Ok(_) => last = Instant::now(),
+            Err(error) => break error.raw_os_error().unwrap_or(-1),
+        }
+    };
+    println!("{errno} {}", last.elapsed().as_millis());
     Ok(())
 }
 
@@ -197,6 +216,7 @@ fn supported(backstop: &Path) -> Result<()> {
     check.refusal()?;
     check.timeout()?;
     check.option()?;
+    check.stall()?;
     check.end()?;
     sockets()
 }
@@ -213,6 +233,9 @@ struct Check {
 const SOCKET: &str = "/tmp/vmcheck.sock";
 /// Where receives are bounded by an option.
 const BOUNDED: &str = "127.0.0.9";
+/// Where answers may stop in the middle, and for how long.
+const STALLING: &str = "127.0.0.10";
+const STALL: Duration = Duration::from_millis(400);
 const CONFIG: &str = "[defaults.timeouts]
 connect = \"700ms\"
 [defaults.breaker]
@@ -221,6 +244,10 @@ redial = false
 name = \"bounded\"
 destinations = [\"127.0.0.9\"]
 timeouts = { read = \"300ms\", read_action = \"option\" }
+[[policy]]
+name = \"stalling\"
+destinations = [\"127.0.0.10\"]
+timeouts = { read = \"400ms\" }
 ";
 
 impl Check {
@@ -326,6 +353,34 @@ impl Check {
             "told of limits that are not the program's: {told:?}"
         );
         println!("bounded by an option: EAGAIN, and the program is told that it has set none");
+        Ok(())
+    }
+
+    /// An answer that stops before the end of its Content-Length is ended.
+    fn stall(&self) -> Result<()> {
+        let listener = TcpListener::bind((STALLING, 0))?;
+        let address = listener.local_addr()?;
+        std::thread::spawn(move || {
+            for mut stream in listener.incoming().flatten() {
+                let _ = stream.read(&mut [0; 64]);
+                let _ = stream.write_all(b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nhalf");
+                let _ = stream.read(&mut [0; 64]);
+            }
+        });
+        let (errno, ms) = self.run("fetch", address)?;
+        println!("stall of 400 ms: errno {errno} after {ms} ms");
+        ensure!(
+            errno == i64::from(libc::ECONNABORTED),
+            "errno {errno}, want ECONNABORTED"
+        );
+        let took = Duration::from_millis(ms as u64);
+        ensure!(
+            took >= STALL && took <= STALL * 3 / 2 + SOON,
+            "took {took:?}"
+        );
+        let row = self.status(address)?;
+        let counted = (&row["responses"], &row["failures"]["read_timeout"]);
+        ensure!(counted == (&1.into(), &1.into()), "counted {counted:?}");
         Ok(())
     }
 

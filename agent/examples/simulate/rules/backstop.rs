@@ -285,7 +285,7 @@ impl Backstop {
                     row.verdict = verdict;
                 }
                 Action::Transition { .. } => self.transitions += 1,
-                Action::Correlated(_) => {}
+                Action::Correlated(_) | Action::Bypassed { .. } | Action::Redialled { .. } => {}
                 Action::Dial { target } => {
                     let endpoint = u16::from_be(target.port_be) as usize;
                     self.seed = hash(self.seed);

@@ -258,6 +258,7 @@ fn event_lines() {
     let workload = || "system.slice/billing.service".to_owned();
     let breaker = text(Event::Breaker {
         destination: destination(),
+        name: None,
         workload: workload(),
         netns: None,
         from: State::Closed,

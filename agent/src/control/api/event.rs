@@ -71,6 +71,9 @@ pub enum Event {
     /// A breaker changed state.
     Breaker {
         destination: String,
+        /// A name of it, if one is known.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        name: Option<String>,
         workload: String,
         netns: Option<u64>,
         from: State,
@@ -167,7 +170,8 @@ pub enum Event {
         outcome: String,
         /// The call's number in its window's history.
         seq: u64,
-        /// When the call before it ended; `None`: it is the first, or that is not known.
+        /// When the call before it ended, to within 4.2 ms, as the window has it by which breakers are
+        /// judged; `None`: it is the first, or that is not known.
         previous_call_time: Option<Timestamp>,
         generation: u32,
         latency_us: u64,
@@ -185,12 +189,22 @@ pub enum Event {
         latency_us: CallsLatency,
         slow: u64,
     },
+    /// A dial of the agent was answered; or was not, where it asked whether the server of a breaker
+    /// that opened on exchanges is there at all (only with `all`).
+    Redial {
+        destination: String,
+        netns: Option<u64>,
+        answered: bool,
+    },
 }
 
 impl Event {
     /// Whether it is shown only when all events are asked for.
     pub const fn only_with_all(&self) -> bool {
-        matches!(self, Self::Failure { .. } | Self::Calls { .. })
+        matches!(
+            self,
+            Self::Failure { .. } | Self::Calls { .. } | Self::Redial { .. }
+        )
     }
 
     /// The word of `kind`.
@@ -207,6 +221,7 @@ impl Event {
             Self::Loss { .. } => "loss",
             Self::Failure { .. } => "failure",
             Self::Calls { .. } => "calls",
+            Self::Redial { .. } => "redial",
         }
     }
 }

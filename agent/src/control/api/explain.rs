@@ -9,6 +9,13 @@ use super::{Mode, Paused, Row, State, Timestamp, words};
 pub struct Explanation {
     /// As it was understood: the canonical form of what was asked for.
     pub destination: String,
+    /// Names that the address is known by.
+    #[serde(default)]
+    pub names: Vec<String>,
+    /// Addresses that are known of the name, if a name was asked for. The policy below is that of one of
+    /// them; each row says its own.
+    #[serde(default)]
+    pub addresses: Vec<String>,
     /// Path of the cgroup below the v2 mount; `None`: none was asked for, and policies that name
     /// workloads are left out.
     pub workload: Option<String>,

@@ -105,6 +105,8 @@ pub(crate) fn explanation(destination: &str, workload: Option<&str>) -> Explanat
     };
     Explanation {
         destination: destination.to_owned(),
+        names: Vec::new(),
+        addresses: Vec::new(),
         workload: workload.map(str::to_owned),
         mode: Mode::Enforce,
         paused: None,
@@ -298,6 +300,7 @@ fn rows_are_sorted_worst_first() {
 fn events_have_the_keys_of_the_contract() {
     let breaker = event(Event::Breaker {
         destination: "10.0.0.5:5432".to_owned(),
+        name: None,
         workload: "w".to_owned(),
         netns: Some(1),
         from: State::Closed,

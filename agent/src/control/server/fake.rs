@@ -14,8 +14,8 @@ use tokio::sync::{Semaphore, broadcast};
 use crate::control::{
     Answer, Backend, Caller, EventFeed, Manual,
     api::{
-        ApiError, ConfigAction, ConfigView, Event, EventRecord, Explanation, Health, ManualResult,
-        PauseResult, Paused, Peer, ReloadResult, StatusEnvelope, Timestamp, Window,
+        ApiError, ConfigAction, ConfigView, Event, EventRecord, Explanation, Handover, Health,
+        ManualResult, PauseResult, Paused, Peer, ReloadResult, StatusEnvelope, Timestamp, Window,
         tests as api_tests,
     },
 };
@@ -141,6 +141,19 @@ impl Backend for Fake {
     fn reload(&self, _: Peer) -> Answer<ReloadResult> {
         self.note("reload".to_owned());
         ready(Err(ApiError::BadRequest("backstop.toml:3: no".to_owned())))
+    }
+
+    fn hand_over(&self, by: Peer) -> Answer<Handover> {
+        self.note(format!("hand over to {by}"));
+        ready(Ok(Handover {
+            version: "0.1.0".to_owned(),
+            pid: 7,
+            state: serde_json::Value::Null,
+        }))
+    }
+
+    fn end_handover(&self, _: Peer) -> Answer<()> {
+        ready(Err(ApiError::Conflict("not begun".to_owned())))
     }
 
     fn config(&self) -> Answer<ConfigView> {

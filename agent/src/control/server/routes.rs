@@ -17,8 +17,8 @@ use super::{Shared, events, large};
 use crate::control::{
     Caller, Manual,
     api::{
-        ApiError, ConfigView, ErrorBody, Explanation, MANUAL_DEFAULT, ManualResult, PauseResult,
-        Peer, ReloadResult, StatusEnvelope, check_workload, parse_for,
+        ApiError, ConfigView, ErrorBody, Explanation, Handover, MANUAL_DEFAULT, ManualResult,
+        PauseResult, Peer, ReloadResult, StatusEnvelope, check_workload, parse_for,
     },
 };
 
@@ -40,6 +40,8 @@ pub fn control(shared: Arc<Shared>) -> Router {
         .route("/v1/events", get(event_lines))
         .route("/v1/config", get(config))
         .route("/v1/reload", post(reload))
+        .route("/v1/handover", post(hand_over))
+        .route("/v1/handover/end", post(end_handover))
         .route("/v1/pause", post(pause))
         .route("/v1/resume", post(resume));
     finish(router, shared)
@@ -402,6 +404,25 @@ async fn reload(
 ) -> Result<Json<ReloadResult>, ApiError> {
     tracing::info!(%by, "reload asked for");
     shared.answer(shared.backend.reload(by)).await.map(Json)
+}
+
+async fn hand_over(
+    State(shared): App,
+    Extension(by): Extension<Peer>,
+    Params(NoParams {}): Params<NoParams>,
+) -> Result<Json<Handover>, ApiError> {
+    shared.answer(shared.backend.hand_over(by)).await.map(Json)
+}
+
+async fn end_handover(
+    State(shared): App,
+    Extension(by): Extension<Peer>,
+    Params(NoParams {}): Params<NoParams>,
+) -> Result<Json<()>, ApiError> {
+    shared
+        .answer(shared.backend.end_handover(by))
+        .await
+        .map(Json)
 }
 
 async fn pause(

@@ -3,6 +3,7 @@
 mod correlated;
 mod ends;
 mod evaluate;
+mod groups;
 mod hints;
 mod hung;
 mod misleading;

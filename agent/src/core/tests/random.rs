@@ -237,6 +237,8 @@ impl Driver {
                     assert_ne!(from, to);
                     assert_eq!(self.seen.verdicts[&row.index].0.generation, generation);
                 }
+                Action::Bypassed { .. } => panic!("no row has a name"),
+                Action::Redialled { row, .. } => assert_eq!(row, self.id(row.index)),
                 Action::Correlated(_) => panic!("two addresses are not many"),
                 Action::Dial { target } => {
                     let waiting =

@@ -31,6 +31,7 @@ enum Kind {
     Trip,
     HoldClosed,
     Reset,
+    Named,
     Forget,
     DeadlineEarly,
     DeadlineDue,
@@ -68,12 +69,13 @@ fn kinds_of(event: &Event<'_>) -> &'static [Kind] {
         Event::Trip { .. } => &[Trip],
         Event::HoldClosed { .. } => &[HoldClosed],
         Event::Reset { .. } => &[Reset],
+        Event::Groups { .. } => &[Named],
         Event::Forget { .. } => &[Forget],
         Event::Deadline => &[DeadlineEarly, DeadlineDue],
     }
 }
 
-const KINDS: [Kind; 27] = [
+const KINDS: [Kind; 28] = [
     ConfiguredAgain,
     ConfiguredOff,
     CallsHealthy,
@@ -98,6 +100,7 @@ const KINDS: [Kind; 27] = [
     Trip,
     HoldClosed,
     Reset,
+    Named,
     Forget,
     DeadlineEarly,
     DeadlineDue,
@@ -153,6 +156,7 @@ fn next(kind: Kind) -> [Option<State>; State::ALL.len()] {
         Trip             => [FO,    FO,   FO,   FO,   FO],
         HoldClosed       => [FC,    FC,   FC,   FC,   FC],
         Reset            => [C,     C,    C,    C,    C],
+        Named            => [C,     O,    H,    FO,   FC],
         Forget           => [GONE,  GONE, GONE, GONE, GONE],
         DeadlineEarly    => [C,     O,    H,    FO,   FC],
         DeadlineDue      => [GONE,  H,    H,    C,    C],
@@ -251,6 +255,10 @@ fn send(one: &mut One, kind: Kind) {
             row: ROW,
             last_seqs,
         },
+        Named => Event::Groups {
+            row: ROW,
+            groups: &[1],
+        },
         Forget => Event::Forget { row: ROW },
         DeadlineEarly => Event::Deadline,
         DeadlineDue => {
@@ -324,6 +332,10 @@ fn meets(mut one: One, kind: Kind, expected: Option<State>) {
                         _ => false,
                     }
             ),
+            Action::Bypassed { .. } => panic!("one row is no group"),
+            Action::Redialled { answered, .. } => {
+                assert!(!answered || state == State::Open);
+            }
             Action::Correlated(_) => panic!("one destination is not many"),
         }
     }

@@ -191,7 +191,16 @@ fn a_server_that_is_gone_is_dialled_until_it_is_back() {
     assert_eq!(dials(&one), 1);
     one.dial_ended(false);
     assert_eq!(one.state(), State::Open);
+    let told = |one: &One| {
+        let all = one.out.iter().filter_map(|action| match action {
+            Action::Redialled { answered, .. } => Some(*answered),
+            _ => None,
+        });
+        all.collect::<Vec<_>>()
+    };
+    assert_eq!(told(&one), [false]);
     one.pass(secs(2));
+    assert_eq!(told(&one), [false], "said once");
     assert!((3..=6).contains(&(dials(&one) - 1)), "{}", dials(&one));
     refused(&mut one, 100_000);
     assert!(!tries(&one), "no call is spent where a dial can tell");
@@ -199,6 +208,7 @@ fn a_server_that_is_gone_is_dialled_until_it_is_back() {
         one.state() == State::HalfOpen
     });
     assert_eq!(one.state(), State::HalfOpen);
+    assert_eq!(told(&one), [false, true]);
     let (verdict, _) = last_verdict(&one);
     assert_eq!(verdict.flags, VERDICT_PROBE_BY_EXCHANGE);
 }

@@ -179,6 +179,11 @@ impl Document {
         }
     }
 
+    /// Whether it is of the form that this agent knows.
+    pub fn is_known(&self) -> bool {
+        self.version == VERSION
+    }
+
     /// Whether there is anything in it.
     pub fn is_empty(&self) -> bool {
         self.breakers.is_empty() && self.manual.is_empty()

@@ -125,13 +125,18 @@ impl Node {
         if !self.keeper.is_due(now) {
             return;
         }
-        let (reply, answer) = oneshot::channel();
-        self.commander.send(Command::Save(MOST_BREAKERS, reply));
         // Without an event thread the agent ends anyway.
-        if let Ok(saved) = answer.await {
-            let document = self.document(saved, now);
+        if let Some(document) = self.state().await {
             self.keeper.write(document, now);
         }
+    }
+
+    /// The state as it is now; `None` when the event thread has ended.
+    pub(in crate::daemon) async fn state(&mut self) -> Option<Document> {
+        let (reply, answer) = oneshot::channel();
+        self.commander.send(Command::Save(MOST_BREAKERS, reply));
+        let saved = answer.await.ok()?;
+        Some(self.document(saved, clock::now()))
     }
 
     /// Writes the state down for the last time. The event thread must still run.

@@ -26,12 +26,14 @@ use crate::{
     control::api::{FOR_MAX, Timestamp, check_workload},
     core::{Nanos, Saved, WindowKind},
     daemon::{
+        named::put_manual,
         node::Standing,
         plan::Plan,
         reactor::{Command, Commander},
     },
+    hosts::{HostNames, table::EVERYWHERE},
     kernel::{Kernel, clock},
-    policy::{Destination, DestinationArg},
+    policy::{Destination, DestinationArg, KnownName},
     sockets::namespace::{Namespaces, Place, netns_cookie_here},
 };
 
@@ -74,6 +76,8 @@ pub struct Ground<'a> {
     pub mount: &'a Path,
     /// What is watched.
     pub cgroups: &'a [PathBuf],
+    /// Names that the agent has resolved.
+    pub hosts: &'a HostNames,
     /// The event thread.
     pub commander: &'a Commander,
 }
@@ -86,11 +90,12 @@ pub async fn restore(document: Document, ground: Ground<'_>) -> Restored {
         plan,
         mount,
         cgroups,
+        hosts,
         commander,
     } = ground;
     let mut restored = Restored::default();
     for manual in document.manual {
-        match standing(manual, now, plan, kernel) {
+        match standing(manual, now, plan, hosts, kernel) {
             Ok(standing) => restored.standing.extend(standing),
             Err(error) => tracing::warn!("a manual state does not come back: {error:#}"),
         }
@@ -114,7 +119,7 @@ pub async fn restore(document: Document, ground: Ground<'_>) -> Restored {
     let mut breakers = Vec::new();
     let mut orders = Vec::new();
     for kept in document.breakers.iter().take(room) {
-        let made = row(kept, &cookies, &mount, &cgroups, plan, now)
+        let made = row(kept, &cookies, &mount, &cgroups, plan, hosts, now)
             .and_then(|(row, destination)| Some((kernel.make_row(row)?, destination)));
         let Some((id, destination)) = made else {
             continue;
@@ -135,11 +140,10 @@ pub async fn restore(document: Document, ground: Ground<'_>) -> Restored {
             // A floor above the last call would hide those to come.
             saved.floor_seqs[place] = saved.floor_seqs[place].min(calls.last);
         }
-        let manual = restored
-            .standing
-            .iter()
-            .rev()
-            .find(|standing| standing.is_for(&destination, &kept.workload));
+        let manual = restored.standing.iter().rev().find(|standing| {
+            let names = names_of(kept, &destination, hosts);
+            standing.is_for(&destination, &names, &kept.workload)
+        });
         if let Some(manual) = manual {
             orders.push((id, manual.order()));
         }
@@ -160,18 +164,25 @@ fn standing(
     manual: Manual,
     now: Nanos,
     plan: &Plan,
+    hosts: &HostNames,
     kernel: &mut Kernel,
 ) -> Result<Option<Standing>> {
     let left = Timestamp::now().until(manual.until).min(FOR_MAX);
-    let destination: Destination = manual.destination.parse()?;
-    let guard = plan
-        .config
-        .resolve(&destination, manual.workload.as_deref(), None);
-    if left.is_zero() || guard.protected {
+    let destination: DestinationArg = manual.destination.parse()?;
+    let protected = match &destination {
+        DestinationArg::Address(address) => {
+            let names = hosts.of(EVERYWHERE, &address.addr_bytes());
+            plan.config.resolve(address, None, &names).protected
+        }
+        // Address by address, where it is put in force.
+        DestinationArg::Name { .. } => false,
+    };
+    if left.is_zero() || protected {
         return Ok(None);
     }
-    let standing = Standing {
-        destination: DestinationArg::Address(destination),
+    let mut standing = Standing {
+        destination,
+        keys: Vec::new(),
         workload: manual.workload,
         trip: manual.trip,
         until: now + Nanos(u64::try_from(left.as_nanos()).unwrap_or(u64::MAX)),
@@ -179,12 +190,13 @@ fn standing(
         ends: manual.until,
         by: manual.by,
     };
-    if standing.workload.is_none() {
-        let errno = plan.breakers[guard.policy].errno;
-        let state = (standing.verdict(errno), standing.until);
-        kernel.set_manual(&destination.to_manual_key(), Some(state))?;
-    }
+    put_manual(kernel, hosts, plan, &mut standing)?;
     Ok(Some(standing))
+}
+
+/// Names of a kept breaker's address. Of those that programs are told, none is known yet.
+fn names_of(kept: &Kept, destination: &Destination, hosts: &HostNames) -> Vec<KnownName> {
+    hosts.of(kept.netns_cookie, &destination.addr_bytes())
 }
 
 /// The row for a breaker; `None` where what it was for is no more, or is protected now.
@@ -194,6 +206,7 @@ fn row(
     mount: &Path,
     cgroups: &[PathBuf],
     plan: &Plan,
+    hosts: &HostNames,
     now: Nanos,
 ) -> Option<(Row, Destination)> {
     if cookies.get(&kept.netns) != Some(&kept.netns_cookie) {
@@ -211,7 +224,8 @@ fn row(
         .ok()
         .filter(|group| group.is_dir())?;
     let destination: Destination = kept.destination.parse().ok()?;
-    let settings = plan.settings_for(&destination, &kept.workload);
+    let names = names_of(kept, &destination, hosts);
+    let settings = plan.settings_for(&destination, &kept.workload, &names);
     if settings.flags & ROW_PROTECTED != 0 {
         return None;
     }

@@ -3,6 +3,7 @@
 use std::{
     collections::{HashMap, HashSet},
     net::{Ipv6Addr, SocketAddr},
+    sync::Arc,
 };
 
 use agent_common::{
@@ -14,7 +15,7 @@ use agent_common::{
     stamp::{ENDING, SETTLED},
 };
 
-use super::{Shared, failure, row_of};
+use super::{Shared, failure, held::Beat, row_of};
 use crate::{
     core::{
         WindowKind,
@@ -74,9 +75,24 @@ pub(super) struct Aborter {
     freezers: Option<Freezers>,
     /// Namespaces that could not be entered: complained about once.
     complained: HashSet<u32>,
+    /// What its thread waits for.
+    beat: Arc<Beat>,
 }
 
 impl Aborter {
+    /// That of a thread whose calls are watched.
+    pub(super) fn watched(beat: Arc<Beat>) -> Self {
+        Self {
+            beat,
+            ..Self::default()
+        }
+    }
+
+    /// What its thread waits for.
+    pub(super) fn beat(&self) -> &Arc<Beat> {
+        &self.beat
+    }
+
     /// Runs something in the namespace of these connections; complains once for each that cannot be
     /// entered.
     pub(super) fn within<T>(
@@ -137,8 +153,9 @@ impl Aborter {
                 .map(|firing| (firing.stamp.pid, firing.row.last_pid)),
         );
         let freezers = self.freezers.get_or_insert_with(Freezers::find).clone();
+        let beat = Arc::clone(&self.beat);
         self.within(inode, &pids, |diag| {
-            abort_all(shared, &freezers, diag, firings, may);
+            abort_all(shared, &freezers, &beat, diag, firings, may);
         });
         for firing in firings.iter_mut().filter(|firing| firing.noted) {
             // Not ended by us: its end counts as any other.
@@ -160,57 +177,64 @@ pub(super) fn likely(pids: impl Iterator<Item = (u32, u32)>) -> Vec<u32> {
 fn abort_all(
     shared: &Shared,
     freezers: &Freezers,
+    beat: &Beat,
     diag: &mut Diag,
     firings: &mut [Firing],
     may: &mut impl FnMut(&Firing, &Look) -> bool,
 ) {
-    let targets: Vec<Target> = firings.iter().map(|f| target(f.cookie, &f.stamp)).collect();
-    let places: HashMap<u64, usize> = targets.iter().map(|t| t.cookie).zip(0..).collect();
     let mut held_up: HashMap<u32, bool> = HashMap::new();
-    let fates = diag.abort(&targets, |look| {
-        let firing = places.get(&look.cookie).and_then(|at| firings.get_mut(*at));
-        let Some(firing) = firing else {
-            return false;
-        };
-        let pid = firing.stamp.pid;
-        if !may(firing, look)
-            || *held_up
-                .entry(pid)
-                .or_insert_with(|| is_held_up(pid, freezers))
-        {
-            return false;
+    for firing in firings {
+        if beat.is_replaced() {
+            return;
         }
-        let Some(stamp) = shared.connections.get(firing.cookie) else {
-            return false;
-        };
-        let owed = stamp.owed().map(|(number, _)| number);
-        if firing.number.is_some() && owed != firing.number {
-            return false;
-        }
-        if let Some(number) = owed {
-            note(shared, firing, number, ENDING);
-        }
-        true
-    });
-    for (firing, fate) in firings.iter_mut().zip(fates) {
-        firing.done = !matches!(fate, Fate::Changed | Fate::Unseen(_));
-        match fate {
-            Fate::Aborted => {
-                if firing.noted && shared.connections.take_counted(firing.cookie) {
-                    // An answer came between the look and the act, and is counted as one.
-                    shared.table.close_counted(firing.stamp.row);
-                    firing.already = true;
+        let target = target(firing.cookie, &firing.stamp);
+        let fate = beat.during([firing.cookie].into_iter(), || {
+            diag.abort_one(&target, |look| {
+                let pid = firing.stamp.pid;
+                if beat.is_replaced()
+                    || !may(firing, look)
+                    || *held_up
+                        .entry(pid)
+                        .or_insert_with(|| is_held_up(pid, freezers))
+                {
+                    return false;
                 }
-                firing.noted = false;
-                count(shared, firing, 0);
+                let Some(stamp) = shared.connections.get(firing.cookie) else {
+                    return false;
+                };
+                let owed = stamp.owed().map(|(number, _)| number);
+                if firing.number.is_some() && owed != firing.number {
+                    return false;
+                }
+                if let Some(number) = owed {
+                    note(shared, firing, number, ENDING);
+                }
+                true
+            })
+        });
+        became(shared, firing, fate);
+    }
+}
+
+/// What became of a connection that was to be ended.
+fn became(shared: &Shared, firing: &mut Firing, fate: Fate) {
+    firing.done = !matches!(fate, Fate::Changed | Fate::Unseen(_));
+    match fate {
+        Fate::Aborted => {
+            if firing.noted && shared.connections.take_counted(firing.cookie) {
+                // An answer came between the look and the act, and is counted as one.
+                shared.table.close_counted(firing.stamp.row);
+                firing.already = true;
             }
-            Fate::Gone | Fate::Changed => {}
-            Fate::Refused(errno) => tracing::warn!(
-                "a timeout could not end a connection of pid {}: the kernel says {errno}",
-                firing.stamp.pid
-            ),
-            Fate::Unseen(error) => tracing::warn!("a timeout could not look: {error}"),
+            firing.noted = false;
+            count(shared, firing, 0);
         }
+        Fate::Gone | Fate::Changed => {}
+        Fate::Refused(errno) => tracing::warn!(
+            "a timeout could not end a connection of pid {}: the kernel says {errno}",
+            firing.stamp.pid
+        ),
+        Fate::Unseen(error) => tracing::warn!("a timeout could not look: {error}"),
     }
 }
 

@@ -8,9 +8,13 @@
 //! data may lie still ([`still`]). Where a policy wants its read timeout to act by options of the
 //! socket, another thread sets them ([`option`]), and an exchange that goes on behind them is ended.
 //! Where a policy ends connections when its breaker opens, a third one does that ([`drain`]).
+//!
+//! A program that keeps its socket locked can hold the first one up. Then another one takes its place
+//! ([`held`]).
 
 mod abort;
 pub mod drain;
+mod held;
 mod hung;
 mod option;
 mod still;
@@ -19,7 +23,7 @@ mod timeouts;
 use std::{
     collections::HashMap,
     sync::{Arc, mpsc},
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use agent_common::{
@@ -42,6 +46,7 @@ use crate::{
 };
 use abort::Aborter;
 use drain::{Drain, DrainThread};
+use held::{Avoided, Beat, Watchdog};
 use hung::HungWatch;
 use option::{Bounded, OptionThread};
 use still::StillWatch;
@@ -63,12 +68,57 @@ enum Order {
     Stop,
 }
 
-/// The thread's handle.
+/// Threads at most that hang in programs' locks.
+const MOST_HELD: usize = 4;
+/// For so long the end of a thread is waited for at a stop: it may hang in a program's lock.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// The handle of the thread in charge, and of those whose place it has taken.
 pub struct Waiting {
-    orders: mpsc::Sender<Order>,
-    thread: Option<std::thread::JoinHandle<()>>,
+    shared: Shared,
+    worker: Worker,
+    watchdog: Watchdog,
+    /// With the sockets that are avoided meanwhile.
+    held: Vec<(Worker, Vec<u64>)>,
+    /// Said, and not over: even the last thread hangs.
+    stands_still: bool,
     options: OptionThread,
     drains: DrainThread,
+}
+
+/// What a program's lock does to the timeouts.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Standstill {
+    /// One of these sockets (their cookies) is kept locked: no timeout ends them, the others go on.
+    Held(Vec<u64>),
+    /// The same, and there is no thread left for the others.
+    Whole(Vec<u64>),
+    /// That is over, for these.
+    Over(Vec<u64>),
+}
+
+/// A thread.
+struct Worker {
+    orders: mpsc::Sender<Order>,
+    thread: std::thread::JoinHandle<()>,
+    beat: Arc<Beat>,
+}
+
+impl Worker {
+    fn start(shared: Shared) -> Result<Self> {
+        let (orders, receiver) = mpsc::channel();
+        let beat = Arc::new(Beat::default());
+        let aborter = Aborter::watched(Arc::clone(&beat));
+        let thread = std::thread::Builder::new()
+            .name("backstop-waits".into())
+            .spawn(move || run(shared, aborter, &receiver))
+            .context("start the thread that looks at waiting exchanges")?;
+        Ok(Self {
+            orders,
+            thread,
+            beat,
+        })
+    }
 }
 
 impl Waiting {
@@ -85,7 +135,6 @@ impl Waiting {
         lent: Arc<LentOptions>,
         drains: (mpsc::Sender<Drain>, mpsc::Receiver<Drain>),
     ) -> Result<Self> {
-        let (orders, receiver) = mpsc::channel();
         let shared = Shared {
             table,
             connections,
@@ -93,27 +142,57 @@ impl Waiting {
             hidden,
             commander,
             bounded: Arc::default(),
+            avoided: Arc::default(),
         };
-        let options = OptionThread::start(shared.clone(), lent)?;
-        let drains = DrainThread::start(shared.clone(), drains.0, drains.1)?;
-        let thread = std::thread::Builder::new()
-            .name("backstop-waits".into())
-            .spawn(move || run(shared, &receiver))
-            .context("start the thread that looks at waiting exchanges")?;
         Ok(Self {
-            orders,
-            thread: Some(thread),
-            options,
-            drains,
+            options: OptionThread::start(shared.clone(), lent)?,
+            drains: DrainThread::start(shared.clone(), drains.0, drains.1)?,
+            worker: Worker::start(shared.clone())?,
+            shared,
+            watchdog: Watchdog::default(),
+            held: Vec::new(),
+            stands_still: false,
         })
     }
 
     /// Takes over a configuration.
-    pub fn plan(&self, plan: Arc<Plan>) {
+    pub fn plan(&mut self, plan: Arc<Plan>) {
+        self.shared.plan = Arc::clone(&plan);
         // A thread that is gone is noticed by whoever runs the loop.
-        let _ = self.orders.send(Order::Plan(Arc::clone(&plan)));
+        let _ = self.worker.orders.send(Order::Plan(Arc::clone(&plan)));
         self.options.plan(Arc::clone(&plan));
         self.drains.plan(plan);
+    }
+
+    /// Sees to it that a thread is at work: to be called several times a second. What has changed is
+    /// returned.
+    pub fn check(&mut self, now: Nanos) -> Option<Standstill> {
+        let is_over = |(worker, _): &(Worker, _)| worker.thread.is_finished();
+        if let Some(at) = self.held.iter().position(is_over) {
+            let (worker, about) = self.held.swap_remove(at);
+            let _ = worker.thread.join();
+            self.shared.avoided.remove(&about);
+            return Some(Standstill::Over(about));
+        }
+        if !self.watchdog.hangs(&self.worker.beat, now) {
+            let was_whole = std::mem::take(&mut self.stands_still);
+            return was_whole.then(|| Standstill::Over(self.worker.beat.about()));
+        }
+        let about = self.worker.beat.about();
+        if self.held.len() < MOST_HELD && !self.stands_still {
+            // First, lest the new thread runs into the same.
+            self.shared.avoided.add(&about);
+            if let Ok(worker) = Worker::start(self.shared.clone()) {
+                self.worker.beat.replace();
+                let held = std::mem::replace(&mut self.worker, worker);
+                self.held.push((held, about.clone()));
+                self.watchdog = Watchdog::default();
+                return Some(Standstill::Held(about));
+            }
+            self.shared.avoided.remove(&about);
+        }
+        let is_news = !std::mem::replace(&mut self.stands_still, true);
+        is_news.then_some(Standstill::Whole(about))
     }
 
     /// Gives every option of a socket back. With the mode or the policies that asked for them changed
@@ -124,20 +203,17 @@ impl Waiting {
 
     /// Whether the thread still runs.
     pub fn is_running(&self) -> bool {
-        self.thread
-            .as_ref()
-            .is_some_and(|thread| !thread.is_finished())
-            && self.options.is_running()
-            && self.drains.is_running()
+        !self.worker.thread.is_finished() && self.options.is_running() && self.drains.is_running()
     }
 
     /// Ends the threads. Options of sockets are to be given back before.
     pub fn stop(&mut self) {
         self.options.stop();
         self.drains.stop();
-        let _ = self.orders.send(Order::Stop);
-        if let Some(thread) = self.thread.take() {
-            let _ = thread.join();
+        let _ = self.worker.orders.send(Order::Stop);
+        let begin = Instant::now();
+        while !self.worker.thread.is_finished() && begin.elapsed() < PATIENCE {
+            std::thread::sleep(Duration::from_millis(1));
         }
     }
 }
@@ -148,11 +224,10 @@ impl Drop for Waiting {
     }
 }
 
-fn run(mut shared: Shared, orders: &mpsc::Receiver<Order>) {
+fn run(mut shared: Shared, mut aborter: Aborter, orders: &mpsc::Receiver<Order>) {
     let mut hung = HungWatch::default();
     let mut timeouts = Timeouts::default();
     let mut still = StillWatch::default();
-    let mut aborter = Aborter::default();
     let mut last = clock::now();
     let mut next = last;
     loop {
@@ -175,6 +250,9 @@ fn run(mut shared: Shared, orders: &mpsc::Receiver<Order>) {
             timeouts.look(&shared, &owed, now, slept);
             still.look(&shared, &mut aborter, now, slept);
             last = now;
+        }
+        if aborter.beat().is_replaced() {
+            return;
         }
         if !slept {
             timeouts.fire(&shared, &mut aborter, now);
@@ -281,6 +359,8 @@ struct Shared {
     commander: Commander,
     /// Connections that options bound.
     bounded: Arc<Bounded>,
+    /// Connections whose sockets are kept locked.
+    avoided: Arc<Avoided>,
 }
 
 impl Shared {
@@ -289,6 +369,8 @@ impl Shared {
         let mut all = Vec::new();
         self.connections
             .each_owed(|cookie, stamp| all.extend(Owed::of(cookie, stamp)));
+        let avoided = self.avoided.all();
+        all.retain(|owed| !avoided.contains(&owed.cookie));
         all
     }
 

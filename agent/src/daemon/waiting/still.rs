@@ -4,11 +4,16 @@
 //! connections that have sent something since the last look, or had something queued then. Data that
 //! a program queues behind a window that is closed already sends nothing; therefore all connections
 //! are asked about once in a while.
+//!
+//! An answer that has stopped is asked about at each look, for what the program has not read counts
+//! against nobody: the peer may have to wait until it does. So the silence counts from the last look that
+//! showed anything but silence, be it data, be it something unread.
 
-use std::collections::HashMap;
+use std::{collections::HashMap, sync::Arc};
 
 use agent_common::{
     Row, Stamp,
+    http::{self, Unfinished},
     stamp::{PROTOCOL_OPAQUE, unpack_request},
 };
 
@@ -22,7 +27,7 @@ use crate::{
         Nanos, WaitLimits,
         waits::{Due, Limit, Progress},
     },
-    sockets::look::Look,
+    sockets::look::{Look, State},
 };
 
 /// All connections with a write timeout are asked about this often.
@@ -34,10 +39,16 @@ pub(super) struct StillWatch {
     swept: Nanos,
 }
 
+/// Connections that are asked about in one call.
+const AT_ONCE: usize = 128;
+
 /// What was seen of a connection at the last look.
 #[derive(Clone, Copy, Default)]
 struct Seen {
     out_end: u32,
+    in_end: u32,
+    /// The last look that showed anything but silence.
+    heard: Nanos,
     progress: Progress,
     /// Its timeout was only counted: not again, until its data moves.
     counted: bool,
@@ -76,7 +87,7 @@ impl StillWatch {
         }
         aborter.carry_out(shared, &mut firings, |firing, look| {
             match firing.due.limit {
-                Limit::Stall => is_silent(look, firing.due.value),
+                Limit::Stall => is_silent(look, firing.due.value) && has_stopped(shared, firing),
                 _ => look.send_queue > 0,
             }
         });
@@ -92,8 +103,9 @@ impl StillWatch {
         let mut candidates = Vec::new();
         let mut rows = Rows::default();
         let mut before = std::mem::take(&mut self.seen);
-        shared.connections.each_open(|cookie, stamp| {
-            if !is_ours(stamp) {
+        let avoided = shared.avoided.all();
+        let found = |cookie: u64, stamp: &Stamp| {
+            if !is_ours(stamp) || avoided.contains(&cookie) {
                 return;
             }
             let Some(row) = rows.get(shared, row_of(stamp)) else {
@@ -103,13 +115,15 @@ impl StillWatch {
             if !limits.watch_connections() {
                 return;
             }
-            let mut seen = before.remove(&cookie).unwrap_or_default();
+            let known = before.remove(&cookie);
+            let mut seen = known.unwrap_or_default();
             let has_sent = seen.out_end != stamp.out_end;
-            seen.out_end = stamp.out_end;
+            if known.is_none() || has_sent || seen.in_end != stamp.in_end {
+                seen.heard = now;
+            }
+            (seen.out_end, seen.in_end) = (stamp.out_end, stamp.in_end);
             let writes = limits.write.is_some() && (has_sent || sweep || seen.progress.is_queued());
-            let stalls = limits
-                .stall
-                .is_some_and(|stall| may_stall(stamp, now, stall));
+            let stalls = seen.heard < now && may_stall(stamp, &limits);
             self.seen.insert(cookie, seen);
             if writes || stalls {
                 candidates.push(Candidate {
@@ -119,7 +133,12 @@ impl StillWatch {
                     row: *row,
                 });
             }
-        });
+        };
+        if shared.plan.waits.iter().any(WaitLimits::watch_all) {
+            shared.connections.each_open(found);
+        } else {
+            shared.connections.each_unfinished(found);
+        }
         candidates
     }
 
@@ -134,21 +153,27 @@ impl StillWatch {
         let Some(first) = group.first() else { return };
         let inode = first.row.netns_inode;
         let pids = likely(group.iter().map(|c| (c.stamp.pid, c.row.last_pid)));
-        let targets: Vec<_> = group.iter().map(|c| target(c.cookie, &c.stamp)).collect();
+        let beat = Arc::clone(aborter.beat());
         let result = aborter.within(inode, &pids, |diag| {
-            diag.look_all(&targets, |at, look| {
-                if let (Some(candidate), Some(look)) = (group.get(at), look)
-                    && let Some(due) = self.judge(candidate, &look, now)
-                {
-                    firings.push(Firing::new(
-                        candidate.cookie,
-                        candidate.stamp,
-                        None,
-                        due,
-                        candidate.row,
-                    ));
+            for part in group.chunks(AT_ONCE) {
+                if beat.is_replaced() {
+                    break;
                 }
-            })
+                let targets: Vec<_> = part.iter().map(|c| target(c.cookie, &c.stamp)).collect();
+                let found = |at: usize, look| {
+                    if let (Some(candidate), Some(look)) = (part.get(at), look)
+                        && let Some(due) = self.judge(candidate, &look, now)
+                    {
+                        let &Candidate {
+                            cookie, stamp, row, ..
+                        } = candidate;
+                        firings.push(Firing::new(cookie, stamp, None, due, row));
+                    }
+                };
+                let cookies = part.iter().map(|candidate| candidate.cookie);
+                beat.during(cookies, || diag.look_all(&targets, found))?;
+            }
+            Ok(())
         });
         if let Some(Err(error)) = result {
             aborter.complain(inode, &error);
@@ -161,10 +186,15 @@ impl StillWatch {
         let acked = look.tcp.map_or(0, |tcp| tcp.bytes_acked);
         let still_since = seen.progress.see(now, acked, u64::from(look.send_queue));
         let write = candidate.limits.write.zip(still_since);
-        let stall = candidate
-            .limits
-            .stall
-            .filter(|stall| may_stall(&candidate.stamp, now, *stall) && is_silent(look, *stall));
+        if !is_waiting(look) {
+            seen.heard = now;
+        }
+        let heard = seen.heard;
+        let stall = candidate.limits.stall.filter(|stall| {
+            now - heard >= *stall
+                && is_silent(look, *stall)
+                && may_stall(&candidate.stamp, &candidate.limits)
+        });
         let due = |limit, value, since| Due {
             at: now,
             limit,
@@ -173,7 +203,7 @@ impl StillWatch {
         };
         let found = match (write, stall) {
             (Some((write, since)), _) if now - since >= write => due(Limit::Write, write, since),
-            (_, Some(stall)) => due(Limit::Stall, stall, now - silence(look)),
+            (_, Some(stall)) => due(Limit::Stall, stall, heard),
             _ => {
                 seen.counted = false;
                 return None;
@@ -183,22 +213,47 @@ impl StillWatch {
     }
 }
 
-/// Whether silence can be in the middle of an answer: one has begun, and none is owed. What has a
-/// protocol that tells where answers end is not guessed at.
-fn may_stall(stamp: &Stamp, now: Nanos, stall: Nanos) -> bool {
-    let (number, _) = unpack_request(stamp.request);
-    number != 0
-        && stamp.owed().is_none()
-        && stamp.protocol == PROTOCOL_OPAQUE
-        && now - Nanos(stamp.answered_ns) >= stall
+/// Whether silence can be in the middle of an answer. HTTP/1 says where one ends; of a protocol that is not
+/// known, any silence after one has begun may be. What other protocols say is not guessed at.
+fn may_stall(stamp: &Stamp, limits: &WaitLimits) -> bool {
+    if limits.stall.is_none() {
+        return false;
+    }
+    match http::unfinished(stamp) {
+        Some(Unfinished::Length) => true,
+        Some(Unfinished::Chunked) => limits.stall_widely,
+        None => {
+            let (number, _) = unpack_request(stamp.request);
+            limits.stall_widely
+                && stamp.protocol == PROTOCOL_OPAQUE
+                && number != 0
+                && stamp.owed().is_none()
+        }
+    }
 }
 
-/// For how long nothing has come.
-fn silence(look: &Look) -> Nanos {
-    Nanos::from_millis(look.tcp.map_or(0, |tcp| u64::from(tcp.last_data_recv_ms)))
+/// Whether nothing has moved since the connection was asked about, as far as the kernel's programs saw.
+fn has_stopped(shared: &Shared, firing: &Firing) -> bool {
+    let limits = shared.plan.waits(firing.row.settings.policy);
+    let now = shared.connections.get(firing.cookie);
+    now.is_some_and(|stamp| {
+        row_of(&stamp) == row_of(&firing.stamp)
+            && (stamp.in_end, stamp.out_end) == (firing.stamp.in_end, firing.stamp.out_end)
+            && may_stall(&stamp, limits)
+    })
 }
 
-/// Whether nothing has come for so long, nothing waits to be read, and nothing is being sent.
+/// Whether the program waits for what the peer sends: it has read all that came, and sends nothing, and the
+/// peer has not ended the connection.
+fn is_waiting(look: &Look) -> bool {
+    use State::{Established, FinWait1, FinWait2};
+    !look.has_unread()
+        && look.send_queue == 0
+        && matches!(look.state, Established | FinWait1 | FinWait2)
+}
+
+/// Whether it has waited for so long.
 fn is_silent(look: &Look, stall: Nanos) -> bool {
-    !look.has_unread() && look.send_queue == 0 && silence(look) >= stall
+    let silence = look.tcp.map_or(0, |tcp| u64::from(tcp.last_data_recv_ms));
+    is_waiting(look) && Nanos::from_millis(silence) >= stall
 }

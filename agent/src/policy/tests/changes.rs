@@ -126,14 +126,10 @@ fn what_has_no_effect_yet_is_said() {
         [
             format!("policy \"a\": breaker.scope = node {end}"),
             format!("policy \"a\": retry.refuse_non_idempotent = true {end}"),
-            format!(
-                "policy \"a\": destinations: the name db.internal:5432 {end}, which matches \
-                 addresses only"
-            ),
             format!("policy \"c\": breaker.failure_status = 5xx, 429 {end}"),
-            format!(
-                "protected: destinations: the name *.internal {end}, which matches addresses only"
-            ),
+            "protected: destinations: *.internal protects only names that stand in full in a policy \
+             or here: what programs are told is believed for nothing that is protected"
+                .to_owned(),
         ]
     );
 }

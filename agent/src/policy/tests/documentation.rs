@@ -77,7 +77,7 @@ fn the_example_of_resolution_is_right() {
         let (from, to) = cells[1].split_once("to ").expect("from … to …");
         let workload = from.trim().strip_prefix("from ");
         let to = to.parse().expect("a destination");
-        let found = config.resolve(&to, workload, None);
+        let found = config.resolve(&to, workload, &[]);
         let name = config
             .policy(found.policy)
             .map(|policy| policy.name.as_str());

@@ -39,7 +39,7 @@ fn config() -> Config {
 }
 
 fn fits(config: &Config, to: &str, workload: Option<&str>) -> Vec<(String, Fit, Option<usize>)> {
-    let explained = config.explain(&to.parse().unwrap(), workload, None);
+    let explained = config.explain(&to.parse().unwrap(), workload, &[]);
     let candidates = explained.candidates.into_iter();
     candidates.map(|c| (c.name, c.fit, c.line)).collect()
 }
@@ -75,7 +75,7 @@ fn every_policy_is_a_candidate() {
 
 #[test]
 fn reasons_are_said() {
-    let explained = config().explain(&"10.0.0.5:5432".parse().unwrap(), None, None);
+    let explained = config().explain(&"10.0.0.5:5432".parse().unwrap(), None, &[]);
     let why: Vec<_> = explained
         .candidates
         .iter()
@@ -90,12 +90,12 @@ fn reasons_are_said() {
             "apply only where no policy matches",
         ]
     );
-    let explained = config().explain(&"203.0.113.1:80".parse().unwrap(), Some("web"), None);
+    let explained = config().explain(&"203.0.113.1:80".parse().unwrap(), Some("web"), &[]);
     assert_eq!(
         explained.candidates[0].why,
         "none of its destinations: 10.0.0.0/8"
     );
-    let explained = config().explain(&"10.1.0.1:80".parse().unwrap(), Some("web"), None);
+    let explained = config().explain(&"10.1.0.1:80".parse().unwrap(), Some("web"), &[]);
     assert_eq!(
         explained.candidates[2].why,
         "none of its workloads: billing-*"
@@ -104,7 +104,7 @@ fn reasons_are_said() {
 
 #[test]
 fn settings_have_their_source_and_line() {
-    let explained = config().explain(&"10.0.0.5:5432".parse().unwrap(), None, None);
+    let explained = config().explain(&"10.0.0.5:5432".parse().unwrap(), None, &[]);
     let of = |key: &str| {
         let setting = explained.settings.iter().find(|s| s.key == key).unwrap();
         (setting.value.as_str(), setting.source, setting.line)
@@ -116,7 +116,7 @@ fn settings_have_their_source_and_line() {
     assert_eq!(of("breaker"), ("on", Defaults, Some(4)));
     assert_eq!(of("breaker.window"), ("20", BuiltIn, None));
     // Written as one value, and switched off.
-    let wide = config().explain(&"10.200.0.1:1".parse().unwrap(), None, None);
+    let wide = config().explain(&"10.200.0.1:1".parse().unwrap(), None, &[]);
     let off = wide.settings.iter().find(|s| s.key == "breaker").unwrap();
     assert_eq!((off.value.as_str(), off.line), ("off", Some(11)));
     let cooldown = wide.settings.iter().find(|s| s.key == "breaker.cooldown");
@@ -126,7 +126,7 @@ fn settings_have_their_source_and_line() {
         (Defaults, Some("the breaker is off"))
     );
     // Without a file no line is one of a file.
-    let built_in = Config::default_config().explain(&"10.0.0.5:53".parse().unwrap(), None, None);
+    let built_in = Config::default_config().explain(&"10.0.0.5:53".parse().unwrap(), None, &[]);
     assert!(
         built_in
             .settings
@@ -139,7 +139,7 @@ fn settings_have_their_source_and_line() {
 
 #[test]
 fn protection_names_its_entry_and_stills_the_settings() {
-    let explained = config().explain(&"10.0.0.53:80".parse().unwrap(), None, None);
+    let explained = config().explain(&"10.0.0.53:80".parse().unwrap(), None, &[]);
     let guard = explained.guard.unwrap();
     assert_eq!((guard.by.as_str(), guard.line), ("10.0.0.53", Some(28)));
     let connect = &explained.settings[0];

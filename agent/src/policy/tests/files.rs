@@ -6,7 +6,7 @@ use toml::de::{DeTable, DeValue};
 
 use super::super::{
     Backoff, Config, DEFAULT_CONFIG, Errno, Hung, LogFormat, Mode, OnOpen, ReadAction, Scope,
-    StatusPattern, load, parse_str,
+    Stall, StatusPattern, load, parse_str,
     schema::{AGENT, DEFAULTS, PROTECTED, ROOT},
     sections::{BREAKER, LIMITS, RETRY, TIMEOUTS},
 };
@@ -185,7 +185,7 @@ fn every_key_can_be_set() {
     assert_eq!(timeouts.read, Some(millis(90_000)));
     assert_eq!(timeouts.write, Some(millis(3_600_000)));
     assert_eq!(timeouts.deadline, Some(millis(86_400_000)));
-    assert_eq!(timeouts.stall, Some(millis(1)));
+    assert_eq!(timeouts.stall, Stall::After(millis(1)));
     assert_eq!(timeouts.keepalive, Some(millis(1000)));
     assert_eq!(timeouts.read_action, ReadAction::Option);
     let breaker = &config.defaults.breaker;

@@ -10,9 +10,11 @@ use ipnet::IpNet;
 use proptest::{collection::vec, option, prelude::*, sample::select};
 
 use super::super::{
-    Config, DEFAULT_CONFIG, Destination, DestinationArg, DestinationPattern, KernelEntry, Target,
-    WorkloadPattern, diff, duration::parse_duration, format_duration, parse_str,
+    Config, DEFAULT_CONFIG, Destination, DestinationArg, DestinationPattern, KernelEntry,
+    KnownName, Target, WorkloadPattern, diff, duration::parse_duration, format_duration, parse_str,
 };
+
+use super::known;
 
 /// Addresses in which short prefixes, mapped ones and neighbours meet often.
 fn address() -> impl Strategy<Value = IpAddr> {
@@ -132,12 +134,65 @@ proptest! {
                 Target::Name { .. } => None,
             });
         for to in to.into_iter().chain(inside) {
-            let agent = config.resolve(&to, None, None);
+            let agent = config.resolve(&to, None, &[]);
             let kernel = look_up(&entries, CLASS_POLICY, &to).unwrap_or(0);
             prop_assert_eq!(agent.policy as u32, kernel, "{} {}", to, agent.why);
             let protected = look_up(&entries, CLASS_PROTECTED, &to).is_some();
             prop_assert_eq!(agent.protected, protected, "{} {}", to, agent.why);
         }
+    }
+
+    #[test]
+    fn kernel_and_agent_choose_alike_by_name(
+        config in config(),
+        to in vec(destination(), 1..10),
+        own in any::<bool>(),
+    ) {
+        // Each destination has one of the names in the configuration, if there is one.
+        let patterns = config.policies.iter().flat_map(|policy| &policy.destinations);
+        let names: Vec<_> = patterns.chain(&config.protected).filter_map(|pattern| {
+            match &pattern.target {
+                Target::Name { name, wildcard: true } => Some(format!("a.{name}")),
+                Target::Name { name, wildcard: false } => Some(name.clone()),
+                Target::Address(_) => None,
+            }
+        }).collect();
+        let named: Vec<_> = to.iter().zip(names.iter().cycle()).map(|(to, name)| {
+            (to.addr(), vec![known(name, own)])
+        }).collect();
+        let mut entries = config.named_entries(&named);
+        let own_keys: Vec<_> = entries.iter().map(|entry| (entry.key, entry.prefix_len)).collect();
+        entries.extend(config.kernel_entries().into_iter().filter(|entry| {
+            !own_keys.contains(&(entry.key, entry.prefix_len))
+        }));
+        // An address that appears twice has the names of both.
+        let names_of = |to: &Destination| -> Vec<KnownName> {
+            let same = named.iter().filter(|(addr, _)| *addr == to.addr());
+            same.flat_map(|(_, names)| names.clone()).collect()
+        };
+        for to in &to {
+            if named.iter().filter(|(addr, _)| *addr == to.addr()).count() > 1 {
+                continue;
+            }
+            for port in [to.port(), 53, 80, 443, 9999] {
+                let to = Destination::new(to.addr(), port, to.ifindex());
+                let agent = config.resolve(&to, None, &names_of(&to));
+                let kernel = look_up(&entries, CLASS_POLICY, &to).unwrap_or(0);
+                prop_assert_eq!(agent.policy as u32, kernel, "{} {}", to, agent.why);
+                let protected = look_up(&entries, CLASS_PROTECTED, &to).is_some();
+                prop_assert_eq!(agent.protected, protected, "{} {}", to, agent.why);
+            }
+        }
+    }
+
+    #[test]
+    fn what_programs_are_told_protects_nothing(config in config(), to in destination(), name in "[a-z]{1,5}(\\.[a-z]{1,5}){0,2}") {
+        let without = config.resolve(&to, None, &[]).protected;
+        let with = config.resolve(&to, None, &[known(&name, false)]).protected;
+        prop_assert_eq!(without, with);
+        // A name that the agent trusts protects more, never less.
+        let own = config.resolve(&to, None, &[known(&name, true)]).protected;
+        prop_assert!(own || !without);
     }
 
     #[test]

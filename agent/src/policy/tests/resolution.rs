@@ -2,7 +2,8 @@
 
 use agent_common::key::{CLASS_POLICY, CLASS_PROTECTED, POLICY_KEY_EXACT_BITS};
 
-use super::super::{Config, parse_str};
+use super::super::{Config, KnownName, parse_str};
+use super::known;
 
 /// A configuration with one policy for each (name, destinations, workloads).
 fn config(policies: &[(&str, &[&str], &[&str])], protected: &[&str]) -> Config {
@@ -19,7 +20,8 @@ fn config(policies: &[(&str, &[&str], &[&str])], protected: &[&str]) -> Config {
 }
 
 fn why(config: &Config, to: &str, workload: Option<&str>, name: Option<&str>) -> String {
-    let resolution = config.resolve(&to.parse().expect("a destination"), workload, name);
+    let names: Vec<KnownName> = name.map(|name| known(name, true)).into_iter().collect();
+    let resolution = config.resolve(&to.parse().expect("a destination"), workload, &names);
     let winner = &config.policy(resolution.policy).expect("a policy").name;
     assert!(
         resolution.why.starts_with(&format!("{winner}: ")),

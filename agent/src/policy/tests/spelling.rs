@@ -5,6 +5,7 @@ use std::net::IpAddr;
 use agent_common::{DestinationKey, key::mapped};
 
 use super::super::{Destination, DestinationArg, DestinationPattern, WorkloadPattern};
+use super::known;
 
 #[test]
 fn patterns_in_their_one_form() {
@@ -60,8 +61,9 @@ fn what_patterns_match() {
         ("internal", "10.0.0.1:1", Some("db.internal"), false),
     ] {
         let parsed: DestinationPattern = pattern.parse().expect("a pattern");
+        let names: Vec<_> = name.map(|name| known(name, false)).into_iter().collect();
         assert_eq!(
-            parsed.matches(&to(destination), name),
+            parsed.matches(&to(destination), &names),
             expected,
             "{pattern} {destination}"
         );

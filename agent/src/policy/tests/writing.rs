@@ -11,8 +11,8 @@ use proptest::{
 use super::{
     super::{
         AgentConfig, Backoff, BreakerPolicy, Config, DEFAULT_CONFIG, Errno, Hung, Limits,
-        LogFormat, Mode, OnOpen, Policy, ReadAction, RetryPolicy, Scope, StatusPattern, Timeouts,
-        WorkloadPattern, parse_str,
+        LogFormat, Mode, OnOpen, Policy, ReadAction, RetryPolicy, Scope, Stall, StatusPattern,
+        Timeouts, WorkloadPattern, parse_str,
     },
     properties::pattern,
 };
@@ -203,7 +203,12 @@ fn ratio_or_zero() -> impl Strategy<Value = Option<f64>> {
 fn timeouts() -> impl Strategy<Value = Timeouts> {
     let keepalive = often([None], millis(1000..=9 * HOUR).prop_map(Some));
     let action = select(vec![ReadAction::Abort, ReadAction::Option]);
-    let waits = (wait(), wait(), wait(), wait());
+    let stall = prop_oneof![
+        Just(Stall::Auto),
+        Just(Stall::Off),
+        millis(1..=DAY).prop_map(Stall::After)
+    ];
+    let waits = (wait(), wait(), wait(), stall);
     (millis(50..=300_000), waits, keepalive, action).prop_map(
         |(connect, (read, write, deadline, stall), keepalive, read_action)| Timeouts {
             connect,

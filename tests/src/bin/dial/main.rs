@@ -51,6 +51,8 @@ fn carry_out(words: &[&str], kept: &mut Vec<Socket>) -> Value {
             address(to),
             &Plan::from(how),
         ),
+        ["steady", to] => steady(address(to)),
+        ["enough"] => json!(null),
         ["open", count, to, how @ ..] => {
             let plan = Plan {
                 nonblocking: true,
@@ -185,6 +187,35 @@ impl IntoIp for u32 {
     fn into_ip(self) -> IpAddr {
         IpAddr::V4(self.into())
     }
+}
+
+/// A connect each millisecond until the next order comes: how often each errno came, and between which
+/// times (since the begin, us) those were that were established.
+fn steady(to: SocketAddr) -> Value {
+    let began = Instant::now();
+    let at_once = Timespec {
+        tv_sec: 0,
+        tv_nsec: 0,
+    };
+    let stdin = std::io::stdin();
+    let is_ordered = || {
+        let mut fds = [PollFd::new(&stdin, PollFlags::IN)];
+        poll(&mut fds, Some(&at_once)).expect("poll") > 0
+    };
+    let mut errnos = std::collections::BTreeMap::<String, u64>::new();
+    let (mut first, mut last) = (None, None);
+    while !is_ordered() {
+        let socket = Socket::new(to, &Plan::default());
+        socket.reset_at_close();
+        let errno = socket.connect(to);
+        *errnos.entry(errno.to_string()).or_default() += 1;
+        if errno == 0 {
+            last = Some(began.elapsed().as_micros() as u64);
+            first = first.or(last);
+        }
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    json!({"errnos": errnos, "first_us": first, "last_us": last})
 }
 
 fn until(longest: Duration, to: SocketAddr) -> Value {

@@ -457,6 +457,8 @@ impl World {
                 Action::Transition {
                     from, to, reason, ..
                 } => self.transitions.push((self.now, from, to, reason)),
+                Action::Bypassed { .. } => panic!("no row has a name"),
+                Action::Redialled { .. } => {}
                 Action::Correlated(_) => panic!("one destination is not many"),
                 Action::Dial { .. } => {
                     self.dials.push(self.now);

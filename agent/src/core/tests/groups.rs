@@ -1,0 +1,478 @@
+//! Rule 16, first half: of the endpoints of one name the last path stays.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use proptest::prelude::*;
+
+use super::*;
+
+/// Rows to as many addresses, each with a window of connects.
+struct Endpoints {
+    engine: Engine,
+    rings: Vec<Ring>,
+    now: Nanos,
+    out: Vec<Action>,
+}
+
+impl Endpoints {
+    /// So many, all of one name.
+    fn of_one_name(count: u32) -> Self {
+        let mut endpoints = Self::unnamed(count);
+        for index in 0..count {
+            endpoints.names(index, &[1]);
+        }
+        endpoints
+    }
+
+    fn unnamed(count: u32) -> Self {
+        let mut endpoints = Self {
+            engine: Engine::new(1),
+            rings: (0..count).map(|_| Ring::new()).collect(),
+            now: secs(1000),
+            out: Vec::new(),
+        };
+        for index in 0..count {
+            endpoints.configure(index, BreakerSettings::default().max_open_share);
+        }
+        endpoints
+    }
+
+    fn handle(&mut self, event: Event<'_>) {
+        self.engine.handle(event, self.now, &mut self.out);
+    }
+
+    fn configure(&mut self, index: u32, max_open_share: Option<f64>) {
+        let settings = BreakerSettings {
+            max_open_share,
+            ..BreakerSettings::default()
+        };
+        self.handle(Event::Configure {
+            row: row(index),
+            target: target(0x0a00_0001 + index),
+            settings: Arc::new(settings),
+            generation: 0,
+        });
+    }
+
+    fn names(&mut self, index: u32, groups: &[GroupId]) {
+        let row = row(index);
+        self.handle(Event::Groups { row, groups });
+    }
+
+    /// Calls of a row fail, and the agent looks after each.
+    fn fail(&mut self, index: u32, times: u32) {
+        for _ in 0..times {
+            self.rings[index as usize].push(self.now, true);
+            let ring = &self.rings[index as usize];
+            let event = Event::Calls {
+                row: row(index),
+                kind: WindowKind::Connects,
+                last_seq: ring.last_seq,
+                window: &ring.window,
+            };
+            self.engine.handle(event, self.now, &mut self.out);
+        }
+    }
+
+    fn last_seqs(&self, index: u32) -> [u64; 2] {
+        [self.rings[index as usize].last_seq, 0]
+    }
+
+    fn trip(&mut self, index: u32) {
+        let (until, last_seqs) = (self.now + secs(600), self.last_seqs(index));
+        self.handle(Event::Trip {
+            row: row(index),
+            until,
+            last_seqs,
+        });
+    }
+
+    fn reset(&mut self, index: u32) {
+        let last_seqs = self.last_seqs(index);
+        self.handle(Event::Reset {
+            row: row(index),
+            last_seqs,
+        });
+    }
+
+    fn state(&self, index: u32) -> State {
+        self.engine.state(row(index)).unwrap_or(State::Closed)
+    }
+
+    fn open(&self) -> Vec<u32> {
+        (0..self.rings.len() as u32)
+            .filter(|index| self.state(*index) == State::Open)
+            .collect()
+    }
+
+    fn bypassed(&self) -> Vec<u32> {
+        let is = |index: &u32| {
+            let view = self.engine.view(row(*index), self.now);
+            view.is_some_and(|view| view.bypassed)
+        };
+        (0..self.rings.len() as u32).filter(is).collect()
+    }
+
+    /// Rows that were reported as bypassed, each time.
+    fn said(&self) -> Vec<(u32, Full)> {
+        let said = self.out.iter().filter_map(|action| match *action {
+            Action::Bypassed { row, group, .. } => Some((row.index, group)),
+            _ => None,
+        });
+        said.collect()
+    }
+}
+
+#[test]
+fn a_name_with_one_address_opens_like_any_other() {
+    let mut one = Endpoints::of_one_name(1);
+    one.fail(0, 5);
+    assert_eq!(one.state(0), State::Open);
+}
+
+#[test]
+fn the_last_path_stays() {
+    let mut two = Endpoints::of_one_name(2);
+    two.fail(0, 5);
+    two.fail(1, 50);
+    assert_eq!(two.open(), [0]);
+    assert_eq!(two.bypassed(), [1]);
+    // Said once, though it goes on failing.
+    assert_eq!(two.said(), [(1, Full { open: 1, of: 2 })]);
+}
+
+#[test]
+fn half_of_many_may_be_open() {
+    for (of, may) in [(3, 1), (4, 2), (5, 2), (10, 5)] {
+        let mut many = Endpoints::of_one_name(of);
+        for index in 0..of {
+            many.fail(index, 5);
+        }
+        assert_eq!(many.open().len(), may, "{of}");
+        assert_eq!(many.bypassed().len(), of as usize - may, "{of}");
+    }
+}
+
+#[test]
+fn when_one_closes_the_next_that_fails_may_open() {
+    let mut two = Endpoints::of_one_name(2);
+    two.fail(0, 5);
+    two.fail(1, 5);
+    two.reset(0);
+    assert_eq!(two.open(), [0; 0]);
+    two.fail(1, 1);
+    assert_eq!(two.open(), [1]);
+    assert_eq!(two.bypassed(), [0; 0]);
+    two.fail(0, 5);
+    assert_eq!(two.bypassed(), [0]);
+}
+
+#[test]
+fn half_open_counts_as_open() {
+    let mut two = Endpoints::of_one_name(2);
+    two.fail(0, 5);
+    two.handle(Event::DialEnded {
+        target: target(0x0a00_0001),
+        success: true,
+    });
+    assert_eq!(two.state(0), State::HalfOpen);
+    two.fail(1, 5);
+    assert_eq!((two.open(), two.bypassed()), (vec![], vec![1]));
+    // It may open again.
+    let generation = two.engine.view(row(0), two.now).unwrap().generation;
+    let last_seqs = two.last_seqs(0);
+    two.handle(Event::ProbeEnded {
+        row: row(0),
+        generation,
+        outcome: ProbeOutcome::Failure,
+        last_seqs,
+    });
+    assert_eq!(two.open(), [0]);
+}
+
+#[test]
+fn an_operators_word_is_not_overruled_and_counts() {
+    let mut two = Endpoints::of_one_name(2);
+    two.trip(0);
+    two.fail(1, 5);
+    assert_eq!(two.state(1), State::Closed);
+    assert_eq!(two.bypassed(), [1]);
+    two.trip(1);
+    assert_eq!(
+        (two.state(0), two.state(1)),
+        (State::ForcedOpen, State::ForcedOpen)
+    );
+    // A word that takes the last path of one that is open: that one gives way.
+    let mut two = Endpoints::of_one_name(2);
+    two.fail(0, 5);
+    two.trip(1);
+    assert_eq!(
+        (two.state(0), two.state(1)),
+        (State::Closed, State::ForcedOpen)
+    );
+    assert_eq!(two.said(), [(0, Full { open: 2, of: 2 })]);
+}
+
+#[test]
+fn a_manual_state_that_ends_frees_its_place() {
+    let mut two = Endpoints::of_one_name(2);
+    two.trip(0);
+    two.fail(1, 5);
+    two.now = two.now + secs(601);
+    two.handle(Event::Deadline);
+    assert_eq!(two.state(0), State::Closed);
+    two.configure(1, Some(0.5));
+    two.fail(1, 5);
+    assert_eq!(two.open(), [1]);
+    two.fail(0, 5);
+    assert_eq!(two.open(), [1]);
+}
+
+#[test]
+fn names_that_are_learned_late_close_what_is_too_much() {
+    let mut three = Endpoints::unnamed(3);
+    for index in 0..3 {
+        three.now = three.now + secs(1);
+        three.fail(index, 5);
+    }
+    assert_eq!(three.open(), [0, 1, 2]);
+    for index in 0..3 {
+        three.names(index, &[1]);
+    }
+    assert_eq!(three.open(), [0], "who opened first stays open");
+    assert_eq!(three.said().len(), 2);
+    // It needs failures of its own again (later than a quarter of a second, the resolution of a window),
+    // and there is no room.
+    three.now = three.now + secs(1);
+    three.fail(1, 1);
+    assert_eq!((three.open(), three.bypassed()), (vec![0], vec![2]));
+    three.fail(1, 4);
+    assert_eq!((three.open(), three.bypassed()), (vec![0], vec![1, 2]));
+}
+
+#[test]
+fn a_group_that_shrinks_closes_what_is_too_much() {
+    let mut four = Endpoints::of_one_name(4);
+    for index in 0..2 {
+        four.now = four.now + secs(1);
+        four.fail(index, 5);
+    }
+    assert_eq!(four.open(), [0, 1]);
+    four.names(3, &[]);
+    assert_eq!(four.open(), [0]);
+    four.handle(Event::Forget { row: row(2) });
+    four.handle(Event::Forget { row: row(1) });
+    // Alone, it opens like any other.
+    assert_eq!(four.open(), [0]);
+}
+
+#[test]
+fn the_share_is_the_policys() {
+    let mut off = Endpoints::of_one_name(2);
+    for index in 0..2 {
+        off.configure(index, None);
+        off.now = off.now + secs(1);
+        off.fail(index, 5);
+    }
+    assert_eq!(off.open(), [0, 1]);
+    // Of all of them, one after the other: who opened last gives way.
+    for index in 0..2 {
+        off.configure(index, Some(0.0));
+    }
+    assert_eq!(off.open(), [0, 1]);
+    off.handle(Event::Deadline);
+    assert_eq!(off.open(), [0]);
+    assert_eq!(off.bypassed(), [1]);
+}
+
+#[test]
+fn an_address_with_two_names_needs_room_in_both() {
+    let mut three = Endpoints::unnamed(3);
+    three.names(0, &[1]);
+    three.names(1, &[1, 2]);
+    three.names(2, &[2]);
+    three.fail(0, 5);
+    three.fail(1, 5);
+    assert_eq!((three.open(), three.bypassed()), (vec![0], vec![1]));
+    three.fail(2, 5);
+    assert_eq!(three.open(), [0, 2]);
+}
+
+#[test]
+fn a_row_without_a_breaker_in_memory_is_a_path_too() {
+    let mut two = Endpoints::of_one_name(2);
+    two.fail(0, 1);
+    // Forgotten as quiet, both of them.
+    two.now = two.now + secs(200);
+    two.handle(Event::Deadline);
+    assert!(!two.engine.contains(row(1)));
+    two.configure(0, Some(0.5));
+    two.fail(0, 5);
+    assert_eq!(two.open(), [0]);
+    two.configure(1, Some(0.5));
+    two.fail(1, 5);
+    assert_eq!(two.bypassed(), [1]);
+}
+
+#[test]
+fn the_next_owner_of_a_row_is_in_no_group_of_the_former() {
+    let mut two = Endpoints::of_one_name(2);
+    two.fail(0, 5);
+    two.handle(Event::Configure {
+        row: RowId {
+            index: 0,
+            incarnation: 2,
+        },
+        target: target(99),
+        settings: Arc::default(),
+        generation: 0,
+    });
+    two.fail(1, 5);
+    assert_eq!(two.open(), [1]);
+}
+
+#[derive(Clone, Debug)]
+enum Op {
+    Fail(u32),
+    Names(u32, Vec<GroupId>),
+    Configure(u32, Option<f64>),
+    Trip(u32),
+    HoldClosed(u32),
+    Reset(u32),
+    Forget(u32),
+    Probe(u32, ProbeOutcome),
+    Dial(u32),
+    Wait(u64),
+}
+
+const ROWS: u32 = 5;
+
+fn op() -> impl Strategy<Value = Op> {
+    let row = || 0..ROWS;
+    let outcome = prop_oneof![
+        Just(ProbeOutcome::Success),
+        Just(ProbeOutcome::Failure),
+        Just(ProbeOutcome::Returned)
+    ];
+    let share = prop::option::weighted(0.9, prop_oneof![Just(0.5), 0.0..=1.0]);
+    prop_oneof![
+        30 => row().prop_map(Op::Fail),
+        6 => (row(), prop::collection::vec(1..4u64, 0..3)).prop_map(|(r, g)| Op::Names(r, g)),
+        4 => (row(), share).prop_map(|(r, share)| Op::Configure(r, share)),
+        1 => row().prop_map(Op::Trip),
+        1 => row().prop_map(Op::HoldClosed),
+        2 => row().prop_map(Op::Reset),
+        1 => row().prop_map(Op::Forget),
+        8 => (row(), outcome).prop_map(|(r, outcome)| Op::Probe(r, outcome)),
+        4 => row().prop_map(Op::Dial),
+        6 => prop_oneof![0..3u64, 0..700u64].prop_map(Op::Wait),
+    ]
+}
+
+/// What the shell knows: the names and the share of each row.
+struct Known {
+    names: BTreeMap<u32, BTreeSet<GroupId>>,
+    shares: BTreeMap<u32, Option<f64>>,
+}
+
+impl Known {
+    /// Whether nothing is open beyond its share, counted anew from states alone.
+    fn check(&self, endpoints: &Endpoints) {
+        for name in 1..4u64 {
+            let members: Vec<u32> = self
+                .names
+                .iter()
+                .filter(|(_, names)| names.contains(&name))
+                .map(|(index, _)| *index)
+                .collect();
+            let refuse = |index: &&u32| endpoints.state(**index).refuses();
+            let open = members.iter().filter(refuse).count();
+            for index in &members {
+                let own = matches!(endpoints.state(*index), State::Open | State::HalfOpen);
+                let Some(Some(share)) = self.shares.get(index).filter(|_| own) else {
+                    continue;
+                };
+                let most = ((members.len() as f64 * share + 1e-9) as usize).max(1);
+                let fits = members.len() < 2 || open <= most;
+                assert!(fits, "{open} of {members:?} refuse, at most {most} may");
+            }
+        }
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(400))]
+
+    #[test]
+    fn no_more_than_the_share_is_ever_open(ops in prop::collection::vec(op(), 1..200)) {
+        let mut endpoints = Endpoints::unnamed(ROWS);
+        let mut known = Known { names: BTreeMap::new(), shares: BTreeMap::new() };
+        for index in 0..ROWS {
+            known.shares.insert(index, Some(0.5));
+        }
+        for op in ops {
+            let before = endpoints.out.len();
+            match op {
+                Op::Fail(index) => {
+                    if !endpoints.engine.contains(row(index)) {
+                        endpoints.configure(index, known.shares[&index]);
+                    }
+                    endpoints.fail(index, 1);
+                }
+                Op::Names(index, groups) => {
+                    endpoints.names(index, &groups);
+                    known.names.insert(index, groups.into_iter().collect());
+                }
+                Op::Configure(index, share) => {
+                    known.shares.insert(index, share);
+                    endpoints.configure(index, share);
+                    endpoints.handle(Event::Deadline);
+                }
+                Op::Trip(index) => endpoints.trip(index),
+                Op::HoldClosed(index) => {
+                    let (until, last_seqs) = (endpoints.now + secs(60), endpoints.last_seqs(index));
+                    endpoints.handle(Event::HoldClosed { row: row(index), until, last_seqs });
+                }
+                Op::Reset(index) => endpoints.reset(index),
+                Op::Forget(index) => {
+                    endpoints.handle(Event::Forget { row: row(index) });
+                    known.names.remove(&index);
+                }
+                Op::Probe(index, outcome) => {
+                    let view = endpoints.engine.view(row(index), endpoints.now);
+                    let generation = view.map_or(0, |view| view.generation);
+                    let last_seqs = endpoints.last_seqs(index);
+                    let row = row(index);
+                    endpoints.handle(Event::ProbeStarted { row, generation });
+                    endpoints.handle(Event::ProbeEnded { row, generation, outcome, last_seqs });
+                }
+                Op::Dial(index) => endpoints.handle(Event::DialEnded {
+                    target: target(0x0a00_0001 + index),
+                    success: true,
+                }),
+                Op::Wait(time) => {
+                    endpoints.now = endpoints.now + secs(time);
+                    endpoints.handle(Event::Deadline);
+                }
+            }
+            known.check(&endpoints);
+            // Who is bypassed passes everything.
+            for index in endpoints.bypassed() {
+                prop_assert_eq!(endpoints.state(index), State::Closed);
+            }
+            for action in &endpoints.out[before..] {
+                if let Action::Bypassed { row, group, .. } = action {
+                    prop_assert!(group.of >= 2 && group.open >= 1, "{:?} {:?}", row, group);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn the_share_of_whole_percents(of in 0..1000usize, percent in 0..=100usize) {
+        let most = may_be_open(of, Some(percent as f64 / 100.0));
+        let exact = if of < 2 { of } else { (of * percent / 100).max(1) };
+        prop_assert_eq!(most, exact);
+        prop_assert_eq!(may_be_open(of, None), of);
+    }
+}
