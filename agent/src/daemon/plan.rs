@@ -13,7 +13,7 @@ use agent_common::{
 use crate::{
     core::{BreakerSettings, HungRule, Nanos, WaitLimits},
     policy::{
-        Config, Destination, Hung, KnownName, Limits, OnOpen, Policy, ReadAction, Stall,
+        Config, Destination, Hung, KnownName, Limits, OnOpen, Policy, ReadAction, Scope, Stall,
         StatusPattern,
     },
 };
@@ -118,6 +118,11 @@ impl Plan {
         self.breakers
             .get(policy as usize)
             .unwrap_or(&self.breakers[0])
+    }
+
+    /// Whether rows of some policy share their breaker with those of other workloads.
+    pub fn shares_breakers(&self) -> bool {
+        self.breakers.iter().any(|breaker| breaker.node_scope)
     }
 
     /// The timeouts of a row with these settings that the agent watches. Out of range: defaults.
@@ -299,6 +304,7 @@ fn breaker_settings(policy: &Policy, ticks: Ticks) -> BreakerSettings {
         probes: breaker.probes,
         successes_to_close: breaker.successes_to_close,
         max_open_share: breaker.max_open_share,
+        node_scope: breaker.scope == Scope::Node,
         probe_lease: Nanos(
             nanos(policy.timeouts.connect)
                 .0

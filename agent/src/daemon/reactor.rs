@@ -384,8 +384,9 @@ impl Worker {
                 });
             }
             EventKind::ROW_CREATED => {
-                // One that the kernel has made with a manual state has a breaker from the start.
-                if self.table.verdict(row.index).state != STATE_CLOSED {
+                // One that the kernel has made with a manual state has a breaker from the start, and so
+                // has one that follows others.
+                if self.table.verdict(row.index).state != STATE_CLOSED || self.shares(row) {
                     self.known(row);
                 }
                 self.notify(Notice::Kernel(*event));
@@ -425,6 +426,29 @@ impl Worker {
     fn handle(&mut self, event: Event<'_>) {
         self.engine.handle(event, clock::now(), &mut self.actions);
         self.perform(None);
+    }
+
+    /// Whether the row's policy has it share a breaker with other workloads.
+    fn shares(&self, id: RowId) -> bool {
+        let row = self.table.owned(id);
+        row.is_some_and(|row| self.plan.breaker(row.settings.policy).node_scope)
+    }
+
+    /// Rows that share their breakers have them in memory from the start.
+    fn know_those_that_share(&mut self) {
+        if !self.plan.shares_breakers() {
+            return;
+        }
+        for index in 1..self.table.len() {
+            let Some(row) = self.table.row(index).filter(|row| row.created_ns != 0) else {
+                continue;
+            };
+            let incarnation = row.incarnation;
+            let id = RowId { index, incarnation };
+            if self.plan.breaker(row.settings.policy).node_scope {
+                self.known(id);
+            }
+        }
     }
 
     /// Whether the row has a breaker; brings it into the engine if need be.
@@ -593,6 +617,7 @@ impl Worker {
         }
         self.lost = lost;
         self.losses_at = now;
+        self.know_those_that_share();
         for index in 1..self.table.len() {
             let kinds = [WindowKind::Connects, WindowKind::Exchanges];
             let failed = kinds.map(|kind| self.table.calls(index, kind).1 != 0);
@@ -640,10 +665,13 @@ impl Worker {
                     for row in rows {
                         self.reconfigure(row);
                     }
+                    self.know_those_that_share();
                 }
                 Command::Reconfigure(row) => {
                     if self.engine.contains(row) {
                         self.reconfigure(row);
+                    } else if self.shares(row) {
+                        self.known(row);
                     }
                 }
                 Command::Groups(row, groups) => {

@@ -159,6 +159,7 @@ pub(crate) fn explanation(destination: &str, workload: Option<&str>) -> Explanat
             by: "uid 0, pid 4711".to_owned(),
         }],
         rows: vec![ExplainedRow {
+            opened_by: None,
             why: "orders-db: destination 10.0.0.0/8:5432 matches".to_owned(),
             gave_up_connect_ms: Some(500),
             gave_up_exchange_ms: None,
