@@ -258,7 +258,10 @@ impl Node {
         let entries = entries(&self.plan, &self.naming.hosts);
         if entries != self.naming.entries {
             let all = [self.plan.entries.as_slice(), entries.as_slice()].concat();
-            match self.kernel.set_policies(&self.plan.settings, &all) {
+            match self
+                .kernel
+                .set_policies(&self.plan.settings, &self.plan.retries, &all)
+            {
                 Ok(()) => self.naming.entries = entries,
                 Err(error) => tracing::error!("policies by name: {error:#}"),
             }
