@@ -10,9 +10,10 @@ use agent_common::{
         OUTCOME_RESET, OUTCOME_UNREACHABLE,
     },
     histogram,
+    retry::ENDED_UNCONNECTED,
     stamp::{
-        PHASE_IDLE, PHASE_OPEN, PROTOCOL_UNKNOWN, STAMP_CLAIMED, STAMP_OBSERVED, STAMP_PROBE,
-        STAMP_PROBE_BY_EXCHANGE, STAMP_TIMEOUT_SET, STAMP_UNJUDGED, STAMP_WOULD,
+        PHASE_IDLE, PHASE_OPEN, PROTOCOL_UNKNOWN, STAMP_CLAIMED, STAMP_HELD, STAMP_OBSERVED,
+        STAMP_PROBE, STAMP_PROBE_BY_EXCHANGE, STAMP_TIMEOUT_SET, STAMP_UNJUDGED, STAMP_WOULD,
     },
     window,
 };
@@ -199,22 +200,19 @@ pub unsafe fn abandoned(stamp: *mut Stamp, now: u64) {
 pub unsafe fn local(stamp: *mut Stamp, now: u64) {
     // SAFETY: by contract, map memory.
     unsafe {
-        let claimed = (*stamp).flags & STAMP_CLAIMED != 0;
-        let row = if claimed {
-            row_of(stamp)
-        } else {
-            unpinned_row_of(stamp)
-        };
-        let Some(row) = row else {
+        // First: if the row has been disowned, it may get another owner from here on, and is not ours.
+        if (*stamp).flags & STAMP_CLAIMED != 0
+            && let Some(row) = row_of(stamp)
+        {
+            limits::failed(stamp, row);
+        }
+        let Some(row) = unpinned_row_of(stamp) else {
             return;
         };
         (*stamp).phase = PHASE_IDLE;
         atomics::add(&raw mut (*row).local, 1);
         if (*stamp).flags & STAMP_PROBE != 0 {
             probe_ended(stamp, row, now, 0, OUTCOME_LOCAL, 0, EVENT_PROBE);
-        }
-        if claimed {
-            limits::failed(stamp, row);
         }
     }
 }
@@ -225,6 +223,7 @@ unsafe fn failed(stamp: *mut Stamp, now: u64, outcome: u32, error: u32, mut flag
     unsafe {
         let Some(row) = row_of(stamp) else { return };
         (*stamp).phase = PHASE_IDLE;
+        (*stamp).ended = ENDED_UNCONNECTED;
         let us = now.saturating_sub((*stamp).begun_ns) / 1000;
         let counter = match outcome {
             OUTCOME_REFUSED => &raw mut (*row).failed_refused,
@@ -299,7 +298,7 @@ pub unsafe fn call(
         }
         let verdict = Verdict::unpack(atomics::load(&raw const (*row).verdict));
         if verdict.generation != (*stamp).generation {
-            atomics::add(&raw mut (*row).late, 1);
+            atomics::add32(&raw mut (*row).late, 1);
             return 0;
         }
         let (calls, failures, windows) = match window {
@@ -408,15 +407,19 @@ unsafe fn remember(pid: u32, now: u64) {
 }
 
 /// Whether a live program that closes an unanswered connect has given up on the destination.
+///
+/// # Safety
+/// As [`begun`].
 #[inline(always)]
-unsafe fn gave_up(stamp: *mut Stamp, now: u64) -> bool {
+pub unsafe fn gave_up(stamp: *mut Stamp, now: u64) -> bool {
     // SAFETY: by contract, map memory.
     unsafe {
         let Some(row) = row_of(stamp) else {
             return false;
         };
         let limit = u64::from((*row).settings.gave_up_ms) * agent_common::NANOS_PER_MS;
-        if limit == 0 || now.saturating_sub((*stamp).begun_ns) < limit {
+        let is_held = (*stamp).flags & STAMP_HELD != 0;
+        if limit == 0 || is_held || now.saturating_sub((*stamp).begun_ns) < limit {
             return false;
         }
         let pid = (*stamp).pid;

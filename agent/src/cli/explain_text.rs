@@ -169,6 +169,11 @@ fn rows(text: &mut String, explanation: &Explanation, style: Style) {
         if explained.why != explanation.why {
             line("because", &clean(&explained.why));
         }
+        if let Some(workload) = &explained.opened_by {
+            let workload = clean(workload);
+            let shared = "whose breaker this one shares (scope = \"node\")";
+            line("opened by", &format!("{workload}, {shared}"));
+        }
         let waited = |ms: Option<u64>| ms.map_or("never".to_owned(), exact);
         let (connect, exchange) = (explained.gave_up_connect_ms, explained.gave_up_exchange_ms);
         line(

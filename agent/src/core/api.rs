@@ -237,6 +237,8 @@ pub struct BreakerView {
     /// Closed though its calls said open, because too much fails at once ([`Correlated`]), or too many
     /// endpoints of its name refuse already.
     pub bypassed: bool,
+    /// Open only because this row's breaker is, of another workload (`scope = "node"`).
+    pub follows: Option<RowId>,
     /// End of a manual state.
     pub manual_until: Option<Nanos>,
     /// Until when a share of the connects passes, just after closing.

@@ -71,6 +71,9 @@
 //! nothing against it any more. One that is open when its group shrinks, or becomes known, is closed with
 //! empty windows if it opened last.
 //!
+//! *Scope.* With `scope = "node"` a breaker may be open because that of another row is ([`super::scope`]). Such
+//! a follower is `Open`, has no timer, no redial and no round of its own, and does what its leader does.
+//!
 //! *Ramp.* Probes that succeed close the breaker, but a destination that is just back is not handed its
 //! whole crowd at once: for 2 s the verdict says [`STATE_RAMP`], by which the kernel lets a growing share
 //! pass ([`agent_common::ramp`]), and the state is Closed. What passes is judged as ever, under one
@@ -90,6 +93,8 @@
 //! The verdict is written once for both, so it holds until the latest end there may be. Successes
 //! count on across rounds, else a destination that is called rarely would never close.
 
+mod following;
+
 use std::sync::Arc;
 
 use agent_common::ramp;
@@ -100,6 +105,7 @@ use super::groups::Full;
 use super::hints::is_shared;
 use super::redial::base_interval;
 use super::rng::SplitMix64;
+use super::scope::Follows;
 use super::window::{WindowStats, evaluate_since};
 use super::{
     Action, BreakerSettings, BreakerView, DialTarget, Floor, Nanos, ProbeOutcome, Reason, RowId,
@@ -194,6 +200,8 @@ pub(super) struct Breaker {
     /// HalfOpen: slots of this round whose probes succeeded. Open: 1 while a trial may pass or is under
     /// way.
     used: u32,
+    /// Open: whether another one's breaker is open instead of this one.
+    follows: Follows,
     /// Open: whether a refusal was heard of.
     counts_refusals: bool,
     /// Open, HalfOpen: refusals in a row that came one by one, [`SELDOM`] at most.
@@ -247,6 +255,7 @@ impl Breaker {
             healthy_since: Nanos::ZERO,
             successes: 0,
             used: 0,
+            follows: Follows::Nobody,
             counts_refusals: false,
             seldom: 0,
             refusals: 0,
@@ -362,7 +371,7 @@ impl Breaker {
     }
 
     /// As `status` shows it. When the agent dials next, the engine knows.
-    pub(super) fn view(&self, next_redial_at: Option<Nanos>) -> BreakerView {
+    pub(super) fn view(&self, next_redial_at: Option<Nanos>, leader: Option<RowId>) -> BreakerView {
         let ramp_until = self.ramps().then_some(self.until);
         let forced = matches!(self.state, State::ForcedOpen | State::ForcedClosed);
         BreakerView {
@@ -372,6 +381,7 @@ impl Breaker {
             next_probe_at: (self.state == State::Open).then_some(self.until),
             generation: self.generation,
             next_redial_at,
+            follows: leader.filter(|_| self.is_follower()),
             manual_until: forced.then_some(self.until),
             ramp_until,
             bypassed: self.bypassed,
@@ -390,7 +400,7 @@ impl Breaker {
             WindowKind::Exchanges => self.server != Server::There,
             WindowKind::None => false,
         };
-        self.state == State::Open && tells && self.settings.redial
+        self.state == State::Open && !self.is_follower() && tells && self.settings.redial
     }
 
     /// Whether the first dial is to find out if the server is there at all: it cannot be too early.
@@ -403,6 +413,7 @@ impl Breaker {
     /// Whether others are to take its word: it is open, or not yet closed, for connect failures.
     pub(super) fn gives_hints(&self) -> bool {
         matches!(self.state, State::Open | State::HalfOpen)
+            && !self.is_follower()
             && self.reason.window == WindowKind::Connects
             && is_shared(&self.target.addr)
     }
@@ -412,8 +423,11 @@ impl Breaker {
         match self.state {
             State::Closed if self.ramps() => self.until,
             State::Closed if self.cooldown > self.settings.cooldown => self.halve_at(),
+            // Kept in memory, so that it can follow.
+            State::Closed if self.shares_scope() => Nanos::MAX,
             // A call exactly `window_age` old still counts.
             State::Closed => self.heard + self.settings.window_age + Nanos(1),
+            State::Open if self.is_follower() => Nanos::MAX,
             State::Open | State::ForcedOpen | State::ForcedClosed => self.until,
             State::HalfOpen => self.round_end(),
         }
@@ -424,6 +438,7 @@ impl Breaker {
     pub(super) fn is_quiet(&self, now: Nanos) -> bool {
         self.state == State::Closed
             && !self.ramps()
+            && !self.shares_scope()
             && self.cooldown <= self.settings.cooldown
             && now - self.heard > self.settings.window_age
     }
@@ -613,7 +628,7 @@ impl Breaker {
     /// Connects are being refused, so many up to now. Enough of them earn a trial, or few enough.
     pub(super) fn refused(&mut self, refused: u64, step: &mut Step<'_>) {
         let useful = self.reason.window == WindowKind::Exchanges && self.server != Server::Gone;
-        if self.state != State::Open || !useful || !self.settings.redial {
+        if self.state != State::Open || self.is_follower() || !useful || !self.settings.redial {
             return;
         }
         let refused = refused as u32;
@@ -697,6 +712,7 @@ impl Breaker {
         self.note_seqs(last_seqs);
         self.until = until;
         self.successes = 0;
+        self.follows = Follows::Nobody;
         self.enter(to, Reason::MANUAL, step);
     }
 
@@ -740,6 +756,7 @@ impl Breaker {
                     self.cooldown = self.cooldown.half().max(self.settings.cooldown);
                 }
             }
+            State::Open if self.is_follower() => {}
             State::Open if step.now >= self.until => self.half_open(false, step),
             State::HalfOpen if step.now >= self.round_end() => self.begin_round(step),
             State::ForcedOpen | State::ForcedClosed if step.now >= self.until => {
@@ -757,7 +774,7 @@ impl Breaker {
     }
 
     /// Whether it has just closed and admits a share only.
-    fn ramps(&self) -> bool {
+    pub(super) fn ramps(&self) -> bool {
         self.state == State::Closed && self.until > Nanos::ZERO
     }
 
@@ -842,6 +859,7 @@ impl Breaker {
         } else {
             Nanos::ZERO
         };
+        self.follows = Follows::Nobody;
         self.empty_windows(last_seqs, step.now);
         self.successes = 0;
         self.misled = 0;
@@ -894,7 +912,7 @@ impl Breaker {
     fn write_verdict(&mut self, step: &mut Step<'_>) {
         let (state, until) = if self.ramps() {
             (STATE_RAMP, self.until)
-        } else if self.tries() {
+        } else if self.tries() || self.follows == Follows::Offered {
             (STATE_HALF_OPEN, self.until + VERDICT_SLACK)
         } else if self.state.refuses() {
             (self.state.verdict_state(), self.until + VERDICT_SLACK)

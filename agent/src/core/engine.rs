@@ -7,6 +7,8 @@
 //!
 //! Order does not depend on hash maps: they are looked up in, never walked.
 
+mod together;
+
 use std::{
     collections::{BTreeSet, HashMap},
     sync::Arc,
@@ -16,10 +18,11 @@ use agent_common::CallWindow;
 
 use super::breaker::{Breaker, Step};
 use super::correlated::Correlation;
-use super::groups::{Groups, may_be_open};
-use super::hints::Hints;
+use super::groups::Groups;
+use super::hints::{Hints, Place};
 use super::redial::Redial;
 use super::rng::SplitMix64;
+use super::scope::Scopes;
 use super::{
     Action, BreakerSettings, BreakerView, Correlated, DialTarget, Event, Full, GroupId, Nanos,
     RowId, Saved, State, WindowKind, WindowStats,
@@ -38,10 +41,15 @@ pub struct Engine {
     redial: Redial,
     correlation: Correlation,
     hints: Hints,
+    scopes: Scopes,
     groups: Groups,
     /// Groups whose members' shares have changed.
     to_be_counted: BTreeSet<GroupId>,
     rng: SplitMix64,
+    /// The scope whose members are being brought in line just now,
+    keeping_together: Option<Place>,
+    /// and those that have to be, after it.
+    to_keep_together: Vec<Place>,
     /// Latest time seen: an earlier one is taken for this.
     now: Nanos,
     /// Row indices of the call under way; kept for its capacity.
@@ -56,6 +64,8 @@ struct Slot {
     hints: bool,
     /// Whether it is counted in `groups` as one that refuses.
     refuses: bool,
+    /// Whether it is a member in `scopes`.
+    shares: bool,
     breaker: Breaker,
     /// Its entry in `timers`; [`NO_TIMER`]: it has none.
     timer: Nanos,
@@ -73,9 +83,12 @@ impl Engine {
             redial: Redial::default(),
             correlation: Correlation::default(),
             hints: Hints::default(),
+            scopes: Scopes::default(),
             groups: Groups::default(),
             to_be_counted: BTreeSet::new(),
             rng: SplitMix64::new(seed),
+            keeping_together: None,
+            to_keep_together: Vec::new(),
             now: Nanos::ZERO,
             scratch: Vec::new(),
         }
@@ -94,7 +107,7 @@ impl Engine {
                 settings,
                 generation,
             } => {
-                if !self.make_room(row) {
+                if !self.make_room(row, out) {
                     return;
                 }
                 if self.contains(row) {
@@ -106,6 +119,7 @@ impl Engine {
                 }
                 let breaker = Breaker::new(target, settings, generation, self.now);
                 self.insert(row, breaker);
+                self.share(row.index, out);
             }
             Event::Calls {
                 row,
@@ -119,6 +133,7 @@ impl Engine {
                 self.step(row, out, |b, step| b.calls(kind, last_seq, window, step));
             }
             Event::ProbeStarted { row, generation } => {
+                self.claimed(row, generation, out);
                 self.step(row, out, |b, step| b.probe_started(generation, step));
             }
             Event::ProbeEnded {
@@ -126,9 +141,12 @@ impl Engine {
                 generation,
                 outcome,
                 last_seqs,
-            } => self.step(row, out, |b, step| {
-                b.probe_ended(generation, outcome, last_seqs, step);
-            }),
+            } => {
+                self.claimed(row, generation, out);
+                self.step(row, out, |b, step| {
+                    b.probe_ended(generation, outcome, last_seqs, step);
+                });
+            }
             Event::Refused { row, refused } => {
                 self.step(row, out, |b, step| b.refused(refused, step));
             }
@@ -148,6 +166,10 @@ impl Engine {
                 b.force(State::ForcedClosed, until, last_seqs, step);
             }),
             Event::Reset { row, last_seqs } => {
+                // One that follows is open for the leader's sake: what is shared starts anew.
+                if let Some(leader) = self.leader_of(row) {
+                    self.step(leader, out, |b, step| b.reset_for_all(step));
+                }
                 self.step(row, out, |b, step| b.reset(last_seqs, step));
             }
             Event::Groups { row, groups } => {
@@ -159,7 +181,7 @@ impl Engine {
             }
             Event::Forget { row } => {
                 if self.slot(row).is_some() {
-                    self.remove(row.index);
+                    self.remove(row.index, out);
                 }
                 let left = self.groups.forget(row);
                 self.keep_shares(&left, out);
@@ -204,7 +226,7 @@ impl Engine {
         out: &mut Vec<Action>,
     ) {
         self.now = self.now.max(now);
-        if self.contains(row) || !self.make_room(row) {
+        if self.contains(row) || !self.make_room(row, out) {
             return;
         }
         let breaker = Breaker::new(target, settings, saved.generation, self.now);
@@ -268,7 +290,7 @@ impl Engine {
             .then(|| self.redial.next_dial(slot.breaker.target()))
             .flatten()
             .map(|at| at.max(now));
-        Some(slot.breaker.view(next_redial_at))
+        Some(slot.breaker.view(next_redial_at, self.leader_of(row)))
     }
 
     /// One of the row's windows as its breaker would judge it at `now`; `None` when it has none in
@@ -308,6 +330,7 @@ impl Engine {
             waits: false,
             hints: false,
             refuses: false,
+            shares: false,
             breaker,
             timer: NO_TIMER,
         };
@@ -316,7 +339,7 @@ impl Engine {
     }
 
     /// Gives up a former owner of the row's index. False when the row itself is a former owner.
-    fn make_room(&mut self, row: RowId) -> bool {
+    fn make_room(&mut self, row: RowId, out: &mut Vec<Action>) -> bool {
         let Some(slot) = self.breakers.get(&row.index) else {
             return true;
         };
@@ -327,7 +350,7 @@ impl Engine {
         let incarnation = slot.incarnation;
         let newer = row.incarnation.wrapping_sub(incarnation) < 1 << 31;
         if newer {
-            self.remove(row.index);
+            self.remove(row.index, out);
             let index = row.index;
             self.groups.forget(RowId { index, incarnation });
         }
@@ -364,6 +387,7 @@ impl Engine {
         if self.settle(row.index) {
             self.keep_shares_of(row.index, out);
         }
+        self.share(row.index, out);
     }
 
     fn step_index(
@@ -456,7 +480,7 @@ impl Engine {
             let mut quiet = false;
             self.step_index(index, out, |b, _| quiet = b.is_quiet(now));
             if quiet {
-                self.remove(index);
+                self.remove(index, out);
             }
         }
         self.scratch = due;
@@ -513,36 +537,7 @@ impl Engine {
         begins
     }
 
-    /// See [`Engine::keep_shares`]; of the groups of a row.
-    fn keep_shares_of(&mut self, index: u32, out: &mut Vec<Action>) {
-        let groups = self.groups.of(index);
-        if !groups.is_empty() {
-            let groups = groups.to_vec();
-            self.keep_shares(&groups, out);
-        }
-    }
-
-    /// Closes what is open beyond the share of its group, those first that opened last.
-    fn keep_shares(&mut self, groups: &[GroupId], out: &mut Vec<Action>) {
-        for &id in groups {
-            while let Some((index, group)) = self.beyond_share(id) {
-                self.step_index(index, out, |b, step| b.bypass(group, step));
-            }
-        }
-    }
-
-    fn beyond_share(&self, id: GroupId) -> Option<(u32, Full)> {
-        let open = self.groups.members(id).filter_map(|(index, group)| {
-            let breaker = &self.breakers.get(&index)?.breaker;
-            let own = matches!(breaker.state(), State::Open | State::HalfOpen);
-            let most = may_be_open(group.of, breaker.max_open_share());
-            (own && group.open > most).then_some((breaker.since(), index, group))
-        });
-        let last = open.max_by_key(|(since, index, _)| (*since, *index))?;
-        Some((last.1, last.2))
-    }
-
-    fn remove(&mut self, index: u32) {
+    fn remove(&mut self, index: u32, out: &mut Vec<Action>) {
         let Some(slot) = self.breakers.remove(&index) else {
             return;
         };
@@ -557,6 +552,11 @@ impl Engine {
         }
         if slot.refuses {
             self.groups.change(index, false);
+        }
+        if slot.shares {
+            let place = slot.breaker.place();
+            self.scopes.leave(place, index);
+            self.keep_together(place, out);
         }
     }
 }

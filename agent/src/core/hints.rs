@@ -12,7 +12,7 @@ use agent_common::key::IPV4_MAPPED_PREFIX;
 use super::{DialTarget, is_loopback};
 
 /// An address and port, of whatever namespace.
-type Place = ([u8; 16], u32, u16);
+pub(super) type Place = ([u8; 16], u32, u16);
 
 /// Destinations that breakers are open for, and how many.
 #[derive(Default)]
@@ -38,7 +38,8 @@ impl Hints {
     }
 }
 
-fn place(target: DialTarget) -> Place {
+/// The address and port of a target.
+pub(super) fn place(target: DialTarget) -> Place {
     (target.addr, target.ifindex, target.port_be)
 }
 

@@ -9,6 +9,7 @@
 //! ```text
 //! shell ── Event, now ──► Engine ──► Breaker (one per row)  ──► Action ──► shell
 //!                           │          └─ window::evaluate (reads the kernel's ring of calls)
+//!                           ├─ Scopes (which rows follow one that is open)
 //!                           ├─ timers (one entry per breaker)
 //!                           ├─ Groups (which rows share a name, and how many of them refuse)
 //!                           └─ Redial (one schedule per dialled address)
@@ -33,6 +34,7 @@ pub mod hung;
 mod redial;
 mod rng;
 mod saved;
+mod scope;
 mod settings;
 mod state;
 mod time;

@@ -36,6 +36,8 @@ pub struct BreakerSettings {
     pub successes_to_close: u32,
     /// Share of one name's endpoints (0 to 1) that may be open at a time; `None`: all of them.
     pub max_open_share: Option<f64>,
+    /// Whether all workloads of the node share one breaker for each destination.
+    pub node_scope: bool,
     /// How long a probe may take before its slot is taken back: connect timeout + 1 s. Less than
     /// 1 ms counts as 1 ms.
     pub probe_lease: Nanos,
@@ -66,6 +68,7 @@ impl Default for BreakerSettings {
             probes: 1,
             successes_to_close: 2,
             max_open_share: Some(0.5),
+            node_scope: false,
             probe_lease: Nanos::from_secs(3),
             exchange_lease: Nanos::from_secs(33),
             hung: HungRule::Auto,

@@ -148,7 +148,11 @@ impl Node {
             let config = &self.plan.config;
             let names = named::of_row(&self.naming.hosts, &row);
             let destination = Destination::from_key(&row.key);
+            let leader = views.get(&id).and_then(|view| view.follows);
+            let leader = leader.and_then(|id| Some((id, self.table.owned(id)?)));
+            let opened_by = leader.map(|(id, row)| view::workload(id, &row, &mut self.names));
             rows.push(ExplainedRow {
+                opened_by,
                 why: config
                     .resolve(&destination, Some(&shown.workload), &names)
                     .why,

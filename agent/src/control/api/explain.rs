@@ -126,6 +126,9 @@ pub struct ManualState {
 pub struct ExplainedRow {
     /// Why the row has its policy: resolved for its own workload.
     pub why: String,
+    /// The workload whose breaker is open instead of this one's own (`scope = "node"`).
+    #[serde(default)]
+    pub opened_by: Option<String>,
     /// How long a live program must have waited for a connect, for giving up to count as a
     /// failure, ms: the policy's `gave_up` adapted to the destination. `None`: never.
     pub gave_up_connect_ms: Option<u64>,

@@ -18,6 +18,7 @@ mod redial;
 mod rounds;
 mod rules;
 mod saved;
+mod scope;
 mod simulation;
 mod table;
 mod trials;

@@ -242,6 +242,7 @@ pub(super) fn settings() -> impl Strategy<Value = BreakerSettings> {
                 probes: probes.0,
                 successes_to_close: probes.1,
                 max_open_share: None,
+                node_scope: false,
                 probe_lease: secs(probes.2),
                 exchange_lease: secs(probes.3),
                 hung: HungRule::Auto,

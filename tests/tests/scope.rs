@@ -1,0 +1,118 @@
+//! `scope = "node"`: what opens for one workload refuses the others, and one probe closes it for all
+//! (rule 1).
+
+use std::{net::SocketAddr, time::Duration};
+
+use serde_json::Value;
+use tests::{agent::Agent, cgroup::TestCgroup, dialer::Dialer, net::TestNet, server::Server, wait};
+
+const DIAL: &str = env!("CARGO_BIN_EXE_dial");
+const TO: SocketAddr = TestNet::server4(8080);
+const DESTINATION: &str = "10.77.0.2:8080";
+const CONFIG: &str = "[defaults.breaker]\nscope = \"node\"\n";
+const SOON: Duration = Duration::from_secs(15);
+
+fn row_of(agent: &Agent, group: &TestCgroup) -> Value {
+    let rows = agent.rows(DESTINATION);
+    let mine = rows
+        .into_iter()
+        .find(|row| row["workload"] == group.workload());
+    mine.unwrap_or_default()
+}
+
+fn wait_state(agent: &Agent, group: &TestCgroup, state: &str) -> Value {
+    wait::until(state, SOON, || {
+        Some(row_of(agent, group)).filter(|row| row["state"] == state)
+    })
+}
+
+#[test]
+fn what_opens_for_one_workload_refuses_the_others() {
+    let (net, parent) = (TestNet::new(), TestCgroup::new("scope"));
+    let [a, b, c] = ["a", "b", "c"].map(|name| parent.child(name));
+    let agent = Agent::start(&parent, CONFIG);
+    let mut one = Dialer::start(DIAL, &a, &net.client);
+    let mut other = Dialer::start(DIAL, &b, &net.client);
+    let server = Server::start(&net.server, TO);
+    assert_eq!(other.connect(TO).errno, 0);
+    server.stop();
+    for _ in 0..5 {
+        assert_eq!(one.connect(TO).errno, libc::ECONNREFUSED);
+    }
+    wait_state(&agent, &a, "open");
+    let row = wait_state(&agent, &b, "open");
+    assert_eq!(row["reason"]["kind"], "consecutive_failures", "{row:#}");
+    assert_eq!(row["failures"]["refused"], 0, "{row:#}");
+    assert_eq!(other.connect(TO).errno, libc::ECONNREFUSED);
+    let row = row_of(&agent, &b);
+    assert_eq!(
+        (&row["rejected"]["breaker"], &row["attempts"]),
+        (&1.into(), &1.into()),
+        "{row:#}"
+    );
+
+    let explained = agent.request("GET", &format!("/v1/explain?destination={DESTINATION}"));
+    let explained: Value = serde_json::from_str(&explained.body).expect("JSON");
+    let rows = explained["rows"].as_array().expect("rows");
+    let opened_by = |group: &TestCgroup| {
+        let mut rows = rows.iter();
+        let row = rows.find(|row| row["row"]["workload"] == group.workload());
+        row.expect("a row")["opened_by"].clone()
+    };
+    assert_eq!(opened_by(&a), Value::Null);
+    assert_eq!(opened_by(&b), a.workload());
+    let text = agent.command(&["explain", DESTINATION]).good();
+    assert!(text.contains("opened by"), "{text}");
+
+    // A workload that was not there before is refused as well, once its row is known.
+    let mut third = Dialer::start(DIAL, &c, &net.client);
+    third.connect(TO);
+    wait_state(&agent, &c, "open");
+
+    // It is back, the agent notices, and the probes of others than the one that opened it close it for all.
+    let _server = Server::start(&net.server, TO);
+    wait::until("two probes", SOON, || {
+        other.connect(TO);
+        let row = row_of(&agent, &b);
+        (row["state"] == "closed").then_some(())
+    });
+    for group in [&a, &c] {
+        wait_state(&agent, group, "closed");
+    }
+    assert_eq!(one.connect(TO).errno, 0);
+    let row = row_of(&agent, &a);
+    assert_eq!(row["rejected"]["breaker"], 0, "{row:#}");
+}
+
+/// Loopback is another host in each namespace; and who has a breaker of his own keeps it.
+#[test]
+fn what_is_not_shared() {
+    let (net, parent) = (TestNet::new(), TestCgroup::new("not-shared"));
+    let [a, b] = ["a", "b"].map(|name| parent.child(name));
+    let config = format!(
+        "{CONFIG}redial = false\n[[policy]]\nname = \"own\"\nworkloads = [\"*/b\"]\n\
+         breaker = {{ scope = \"workload\" }}\n"
+    );
+    let agent = Agent::start(&parent, &config);
+    let mut one = Dialer::start(DIAL, &a, &net.client);
+    let mut other = Dialer::start(DIAL, &b, &net.client);
+    assert_eq!(other.connect(TO).errno, libc::ECONNREFUSED);
+    wait::until("the policy of b", SOON, || {
+        (row_of(&agent, &b)["policy"] == "own").then_some(())
+    });
+    for _ in 0..5 {
+        assert_eq!(one.connect(TO).errno, libc::ECONNREFUSED);
+    }
+    wait_state(&agent, &a, "open");
+    assert_eq!(row_of(&agent, &b)["state"], "closed");
+
+    // A reload lets b share it, too.
+    agent
+        .home()
+        .write_config(&format!("{CONFIG}redial = false\n"));
+    wait_state(&agent, &b, "open");
+    agent.command(&["reset", DESTINATION]).good();
+    for group in [&a, &b] {
+        wait_state(&agent, group, "closed");
+    }
+}
