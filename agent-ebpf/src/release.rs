@@ -31,13 +31,17 @@ pub fn release(ctx: SockContext) -> i32 {
         let Some(found) = stamps::find(cookie) else {
             return 1;
         };
+        // Nobody tells of its end: since it was adopted, or since another sock_ops program has taken the
+        // flag for it. The latter is looked for only where a place would be lost.
+        let is_untold = (*found.stamp).flags & STAMP_UNWATCHED != 0
+            || (limits::count(found.stamp) && !kernel::tells_of_context(ctx.sock));
         match (*found.stamp).phase {
             PHASE_IDLE => {}
             // Open: it ends when the kernel closes it, in a moment, if it is not closed already; or
             // here, where nobody will tell.
             PHASE_OPEN => {
                 let state = (*ctx.sock).state;
-                if state != TCP_CLOSE && (*found.stamp).flags & STAMP_UNWATCHED == 0 {
+                if state != TCP_CLOSE && !is_untold {
                     return 1;
                 }
                 // The program closes before the peer has.
@@ -55,9 +59,8 @@ pub fn release(ctx: SockContext) -> i32 {
                 limits::over(found.stamp);
             }
             PHASE_STAMPED => outcome::local(found.stamp, bpf_ktime_get_ns()),
-            // Closed without our being told: another sock_ops program has taken the flag for it.
-            // (Or nobody tells, since it was adopted.)
-            _ if (*ctx.sock).state == TCP_CLOSE || (*found.stamp).flags & STAMP_UNWATCHED != 0 => {
+            // Closed without our being told, or about to be.
+            _ if (*ctx.sock).state == TCP_CLOSE || is_untold => {
                 let error = kernel::error_of_context(ctx.sock);
                 let exiting = error == 0 && kernel::current_is_exiting();
                 outcome::closed(found.stamp, bpf_ktime_get_ns(), error, exiting);
