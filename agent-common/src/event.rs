@@ -62,10 +62,16 @@ pub const EVENT_OUR_TIMEOUT: u32 = 1;
 pub const EVENT_PROBE: u32 = 1 << 1;
 /// It is about an exchange, not a connect.
 pub const EVENT_EXCHANGE: u32 = 1 << 3;
+/// Refused as a retry: its operation had had its number of them.
+pub const EVENT_RETRY_LIMIT: u32 = 1 << 4;
+/// Refused as a retry: the budget was spent.
+pub const EVENT_RETRY_BUDGET: u32 = 1 << 5;
+/// In a `REJECTED` event: the deadline of the operation had passed.
+pub const EVENT_RETRY_DEADLINE: u32 = 1 << 6;
 /// Observe mode: it would have been refused, or timed out, and was not.
 pub const EVENT_WOULD: u32 = 1 << 2;
 /// Refused by a limit, not by the breaker.
-pub const EVENT_LIMIT: u32 = 1 << 4;
+pub const EVENT_LIMIT: u32 = 1 << 7;
 
 /// Established.
 pub const OUTCOME_ESTABLISHED: u32 = 1;

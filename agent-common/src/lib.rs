@@ -1,7 +1,8 @@
 //! The binary interface (ABI) between the kernel programs (`agent-ebpf`) and the agent (`agent`).
 //!
 //! Nothing else lives here, except arithmetic that both sides must do alike (the call window, the
-//! latency buckets, the limits), so that the code that runs in the kernel is property-tested natively.
+//! latency buckets, the retry budget, the pace of a program, the limits), so that the code that runs in the
+//! kernel is property-tested natively.
 //!
 //! Rules for every shared type: `repr(C)`, fixed-width integers, no `bool`, `enum`, `Option` or
 //! implicit padding, [`bytemuck::Pod`], and a compile-time check of size and offsets. A number in
@@ -11,6 +12,7 @@
 
 pub mod adopt;
 pub mod answer;
+pub mod budget;
 pub mod classify;
 pub mod control;
 pub mod event;
@@ -19,8 +21,11 @@ pub mod http;
 pub mod key;
 pub mod lent;
 pub mod limits;
+pub mod pace;
 pub mod ramp;
+pub mod retry;
 pub mod row;
+pub mod spin;
 pub mod stamp;
 pub mod syn;
 pub mod tls;
@@ -33,13 +38,14 @@ pub use control::{Control, Counters, Mode, Offsets};
 pub use event::{Event, EventKind};
 pub use key::{DestinationKey, PolicyKey};
 pub use lent::{Lent, LentKey};
+pub use retry::{Retries, RetrySettings};
 pub use row::{OTHER_ROW, Row, Settings};
 pub use stamp::Stamp;
 pub use verdict::Verdict;
 pub use window::CallWindow;
 
 /// Version of everything in this crate; raised with any change of layout or meaning.
-pub const ABI_VERSION: u32 = 5;
+pub const ABI_VERSION: u32 = 8;
 
 /// Nanoseconds in a millisecond.
 pub const NANOS_PER_MS: u64 = 1_000_000;

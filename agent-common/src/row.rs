@@ -18,6 +18,8 @@ pub const ROW_PROTECTED: u32 = 1;
 pub const ROW_CANARY: u32 = 1 << 1;
 /// Some limit of the policy is on: `connect()` claims a place ([`crate::limits`]).
 pub const ROW_LIMITED: u32 = 1 << 2;
+/// Retries are told from fresh calls: the policy has a limit or a budget for them.
+pub const ROW_RETRIES: u32 = 1 << 3;
 /// The length of answers is followed, where they are HTTP/1 in the clear ([`crate::http`]).
 pub const ROW_LENGTHS: u32 = 1 << 8;
 /// As [`ROW_LENGTHS`], answers that come in chunks, too.
@@ -107,8 +109,9 @@ pub struct Row {
     pub last_connect_ns: u64,
     /// Process (thread group) of the last `connect()`.
     pub last_pid: u32,
-    /// Lengths and number of the session tickets of TLS 1.3 ([`crate::tls::received`]).
-    pub ticket_lengths: u32,
+    /// Until when connects are looked at as possible retries, in units of 2^20 ns
+    /// ([`crate::retry::tick`]); 0: not. Something has failed, or the pace of a program is being learnt.
+    pub retry_watch: u32,
     /// Failed calls among `connect_calls`.
     pub connect_failures: u64,
 
@@ -140,7 +143,9 @@ pub struct Row {
     /// Connects that observe mode let live beyond the connect timeout.
     pub would_timeout: u64,
     /// Outcomes that came after the verdict had changed; counted, but not in the window.
-    pub late: u64,
+    pub late: u32,
+    /// Lengths and number of the session tickets of TLS 1.3 ([`crate::tls::received`]).
+    pub ticket_lengths: u32,
     /// When the last `rejected` event was sent (CLOCK_MONOTONIC, ns).
     pub last_reject_event_ns: u64,
     /// Longest latency of an established connect, us.

@@ -81,12 +81,29 @@ pub struct Stamp {
     pub peer_port_be: u16,
     /// Index of the interface that the socket is bound to; 0: none.
     pub ifindex: u32,
+
+    // --- what a retry of it would need to know ([`crate::retry`])
+    /// Packed ([`crate::retry::pack_operation`]): which attempt of which operation it is.
+    pub operation: u64,
+    /// One of the `ENDED_` constants: what the last answer said, or how it ended.
+    pub ended: u32,
+    /// 1 once the program has closed the socket: what is left of the connection is the kernel's.
+    pub released: u16,
+    /// 1 if the last answer was longer than a segment, so that its end is not known. Written by the
+    /// ingress hook.
+    pub is_long: u16,
+    /// Time that its SYN is held, ms; 0: not. The TCP_USER_TIMEOUT on the socket is longer by so much.
+    /// Until it is established, `answered_ns` is when its SYN may leave, or when one was last sent.
+    pub hold_ms: u32,
+    /// TCP_SYNCNT that the socket had before; 0: it is as it was.
+    pub syn_count: u32,
 }
 
 layout!(
-    Stamp, size 152,
+    Stamp, size 176,
     row at 0, phase at 16, begun_ns at 32, pid at 40, comm at 48, request at 64, answered_ns at 80,
     request_seq at 96, local_addr at 112, peer_addr at 128, local_port_be at 144, ifindex at 148,
+    operation at 152, hold_ms at 168,
 );
 
 impl Stamp {
@@ -119,6 +136,12 @@ impl Stamp {
         local_port_be: 0,
         peer_port_be: 0,
         ifindex: 0,
+        operation: 0,
+        ended: 0,
+        released: 0,
+        is_long: 0,
+        hold_ms: 0,
+        syn_count: 0,
     };
 
     /// Whether an answer is owed on an open connection: the number of the exchange under way and
@@ -228,7 +251,7 @@ pub const COUNTED_MOST: u32 = 16_384;
 /// Connections at most whose stamp lies in the hash map. What finds no place passes uncounted.
 pub const SPILLED_MOST: u32 = 65_536;
 
-layout!(Slot, size 168, owner at 0, spilled at 8, stamp at 16);
+layout!(Slot, size 192, owner at 0, spilled at 8, stamp at 16);
 
 /// Nothing under way: never used, or the last connect ended.
 pub const PHASE_IDLE: u32 = 0;
@@ -239,6 +262,12 @@ pub const PHASE_PENDING: u32 = 2;
 
 /// Established: exchanges are followed until it closes.
 pub const PHASE_OPEN: u32 = 3;
+
+/// Its end is counted; its socket is still open. When the program closes it, it knows.
+pub const PHASE_ENDED: u32 = 4;
+
+/// Refused: its SYN never leaves, so that the program is told a little later.
+pub const PHASE_HELD: u32 = 5;
 
 /// Holds a probe slot of its generation.
 pub const STAMP_PROBE: u32 = 1;
@@ -259,6 +288,10 @@ pub const STAMP_CLAIMED: u32 = 1 << 10;
 pub const STAMP_WOULD: u32 = 1 << 11;
 /// The program has said that it sends no more, and still waits for an answer.
 pub const STAMP_HALF_CLOSED: u32 = 1 << 7;
+/// The connect was looked at as a possible retry, and so is what becomes of it.
+pub const STAMP_WATCHED: u32 = 1 << 8;
+/// Its SYN is held now.
+pub const STAMP_HELD: u32 = 1 << 12;
 /// Keepalive was switched on by us.
 pub const STAMP_KEEPALIVE: u32 = 1 << 9;
 /// The probe ends with the first exchange, not with the connect.

@@ -11,6 +11,7 @@
 
 use agent_common::{
     AdoptOffsets, COMM_LEN, DestinationKey, Stamp,
+    retry::ENDED_WELL,
     stamp::{
         PHASE_OPEN, PHASE_PENDING, PROTOCOL_ADOPTED, PROTOCOL_ADOPTED_BUSY, STAMP_FOREIGN_STATE_CB,
         STAMP_UNWATCHED, pack_request,
@@ -199,6 +200,9 @@ unsafe fn take(socket: TcpSocket, cgroup_id: u64, cookie: u64, pid: u32, is_pend
         (*stamp).tls_stage = STAGE_SETTLED;
         (*stamp).tls_seen = 0;
         (*stamp).tls_next = 0;
+        (*stamp).operation = 0;
+        (*stamp).ended = ENDED_WELL;
+        (*stamp).released = 0;
         (*stamp).peer_addr = peer;
         let local = address!(socket, family, local4, local6);
         (*stamp).local_addr = core::mem::transmute::<[u32; 4], [u8; 16]>(local);

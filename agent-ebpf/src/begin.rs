@@ -3,6 +3,7 @@
 
 use agent_common::{
     OTHER_ROW, Row, Stamp, classify, http,
+    retry::ENDED_WELL,
     stamp::{
         KIND_GREETING, KIND_HANDSHAKE, KIND_REQUEST, PROTOCOL_TLS, PROTOCOL_UNKNOWN, pack_request,
     },
@@ -28,6 +29,7 @@ pub unsafe fn begin(stamp: *mut Stamp, row: *mut Row, number: u32, now: u64, kin
         }
         atomics::add(&raw mut (*row).exchanges_in_flight, 1);
         (*stamp).begun_ns = now;
+        (*stamp).ended = ENDED_WELL;
         (&raw mut (*stamp).request).write_volatile(pack_request(number, now / 1000) | kind);
     }
 }

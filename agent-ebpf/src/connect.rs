@@ -2,18 +2,19 @@
 
 use agent_common::{
     COMM_LEN, DestinationKey, Event, EventKind, Mode, Row, Stamp, Verdict,
-    event::{EVENT_LIMIT, EVENT_WOULD},
     key::mapped,
     ramp,
-    row::{ROW_LIMITED, ROW_PROTECTED},
+    retry::{self, ENDED_WELL, HELD, is_retry},
+    row::{OTHER_ROW, ROW_LIMITED, ROW_PROTECTED, ROW_RETRIES},
     stamp::{
-        PHASE_IDLE, PHASE_OPEN, PHASE_STAMPED, STAMP_CLAIMED, STAMP_OBSERVED, STAMP_PROBE,
-        STAMP_PROBE_BY_EXCHANGE, STAMP_UNJUDGED, STAMP_WOULD,
+        PHASE_ENDED, PHASE_HELD, PHASE_IDLE, PHASE_OPEN, PHASE_STAMPED, STAMP_CLAIMED,
+        STAMP_OBSERVED, STAMP_PROBE, STAMP_PROBE_BY_EXCHANGE, STAMP_UNJUDGED, STAMP_WATCHED,
+        STAMP_WOULD,
     },
     syn::first_timeout_ticks,
     verdict::{
-        STATE_CLOSED, STATE_FORCED_OPEN, STATE_HALF_OPEN, STATE_OPEN, STATE_RAMP,
-        VERDICT_PROBE_BY_EXCHANGE,
+        STATE_CLOSED, STATE_FORCED_CLOSED, STATE_FORCED_OPEN, STATE_HALF_OPEN, STATE_OPEN,
+        STATE_RAMP, VERDICT_PROBE_BY_EXCHANGE,
     },
 };
 use aya_ebpf::{
@@ -31,23 +32,24 @@ use aya_ebpf::{
 use crate::{
     atomics, events,
     exchange::{self, Change},
+    held,
     kernel::TcpSocket,
     limits,
-    opaque::hidden,
-    outcome, probes, rows,
+    opaque::{hidden, hidden64},
+    outcome, probes,
+    refusal::{self, Refusal},
+    retries::{self, OVER_LAST},
+    rows,
     stamps::{self, Found},
     user_timeout,
 };
 
 const ALLOW: i32 = 1;
-const REFUSE: i32 = 0;
 const IPPROTO_TCP: u32 = 6;
 const AF_INET: u32 = 2;
 const TCP_CLOSE: u32 = 7;
 const ECONNABORTED: u32 = 103;
 const AF_INET6: u32 = 10;
-/// At most one `rejected` event per row in this time.
-const REJECT_EVENT_EVERY_NS: u64 = 1_000_000_000;
 
 /// IPv4.
 #[cgroup_sock_addr(connect4)]
@@ -63,7 +65,8 @@ pub fn connect4(ctx: SockAddrContext) -> i32 {
     if protocol != IPPROTO_TCP || family != AF_INET {
         return ALLOW;
     }
-    judge(&ctx, mapped(usable4(addr.to_ne_bytes())), 0)
+    let usable = u32::from_ne_bytes(usable4(addr.to_ne_bytes()));
+    judge(&ctx, mapped(hidden(usable).to_ne_bytes()), 0)
 }
 
 /// IPv6, and IPv4 in its mapped form (Java's default).
@@ -82,17 +85,19 @@ pub fn connect6(ctx: SockAddrContext) -> i32 {
     if protocol != IPPROTO_TCP || family != AF_INET6 {
         return ALLOW;
     }
-    let is_mapped = words[0] == 0 && words[1] == 0 && words[2] == 0xffff_u32.to_be();
-    if is_mapped {
-        return judge(&ctx, mapped(usable4(words[3].to_ne_bytes())), 0);
-    }
     let mut addr = [0u8; 16];
-    let unspecified = words[0] | words[1] | words[2] | words[3] == 0;
-    let last = if unspecified { 1_u32.to_be() } else { words[3] };
     addr[0..4].copy_from_slice(&words[0].to_ne_bytes());
     addr[4..8].copy_from_slice(&words[1].to_ne_bytes());
     addr[8..12].copy_from_slice(&words[2].to_ne_bytes());
-    addr[12..16].copy_from_slice(&last.to_ne_bytes());
+    let mut last = words[3];
+    if words[0] | words[1] == 0 {
+        if words[2] == 0xffff_u32.to_be() {
+            last = u32::from_ne_bytes(usable4(last.to_ne_bytes()));
+        } else if words[2] | last == 0 {
+            last = 1_u32.to_be();
+        }
+    }
+    addr[12..16].copy_from_slice(&hidden(last).to_ne_bytes());
     // A link-local address means nothing without its interface; where the socket is not bound to
     // one yet, all interfaces share a row (the scope id of the address is not in the context).
     let link_local = addr[0] == 0xfe && addr[1] & 0xc0 == 0x80;
@@ -102,7 +107,7 @@ pub fn connect6(ctx: SockAddrContext) -> i32 {
     } else {
         0
     };
-    judge(&ctx, addr, ifindex)
+    judge(&ctx, addr, hidden(ifindex))
 }
 
 /// Connecting to 0.0.0.0 reaches this host (net/ipv4/route.c, `ip_route_output_key_hash_rcu`).
@@ -151,6 +156,7 @@ fn judge(ctx: &SockAddrContext, addr: [u8; 16], ifindex: u32) -> i32 {
         let Some((index, row)) = rows::find_or_create(&key, sk) else {
             return ALLOW;
         };
+        let before_ns = (*row).last_connect_ns;
         (*row).last_connect_ns = now;
         (*row).last_pid = pid;
         if bpf_get_retval() != 0 {
@@ -193,41 +199,69 @@ fn judge(ctx: &SockAddrContext, addr: [u8; 16], ifindex: u32) -> i32 {
                 _ => true,
             };
             if !passes {
-                why = BY_BREAKER;
+                why = refusal::BY_BREAKER;
             }
         }
+        // From here on the verifier need not know which way it came.
+        let acting = hidden(u32::from(acting)) != 0;
+        let mut flags = hidden(flags);
+        let mut why = hidden(why);
+        let enforced = mode == Mode::ENFORCE;
+        let mut operation = retry::fresh(now);
+        if index != OTHER_ROW && (*row).settings.flags & ROW_RETRIES != 0 && !(enforced && why != 0)
+        {
+            // A probe is wanted, and an operator's word is the last.
+            let may_refuse = acting
+                && why == 0
+                && flags & STAMP_PROBE == 0
+                && verdict.state != STATE_FORCED_CLOSED;
+            let may_do = hidden(if may_refuse { mode } else { Mode::OFF });
+            let mut watched = 0;
+            if retries::is_watched(row, before_ns, now) {
+                watched = STAMP_WATCHED;
+                operation = retries::judge(row, index, now, pid_tgid, may_do);
+            } else if retry::is_sample(now) {
+                watched = STAMP_WATCHED;
+            }
+            flags |= hidden(watched);
+            if operation <= OVER_LAST {
+                why = refusal::BY_RETRY + operation as u32;
+                if !enforced {
+                    operation = hidden64(retries::let_pass(index, pid_tgid as u32));
+                }
+            }
+            why = hidden(why);
+        }
         if acting && why == 0 && (*row).settings.flags & ROW_LIMITED != 0 {
-            let enforces = u32::from(mode == Mode::ENFORCE);
+            let enforces = u32::from(enforced);
             if limits::claim(row, now, enforces) != limits::PASSES {
-                why = BY_LIMIT;
+                why = refusal::BY_LIMIT;
                 if flags & STAMP_PROBE != 0 && enforces != 0 {
                     probes::give_back(row, verdict.generation);
+                }
+                if operation & HELD != 0 {
+                    held::forget();
                 }
             } else if enforces != 0 {
                 flags |= STAMP_CLAIMED;
             }
             flags = hidden(flags);
+            why = hidden(why);
         }
         if why != 0 {
-            let why = hidden(why);
-            let enforced = hidden(u32::from(mode == Mode::ENFORCE)) != 0;
-            let generation = verdict.generation;
-            let errno = if why == BY_LIMIT {
-                (*row).settings.limit_errno
-            } else {
-                u32::from(verdict.errno)
-            };
             let refusal = Refusal {
+                row,
+                index,
                 why,
-                errno,
-                generation,
+                now,
+                pid_tgid,
+                cookie,
                 enforced,
             };
-            refused(row, index, &refusal, now, pid_tgid);
             if enforced {
-                refuse_with(errno);
-                return REFUSE;
+                return refusal::refuse(ctx.as_ptr(), &refusal);
             }
+            refusal::tell(&refusal);
             flags = hidden(flags | STAMP_WOULD);
         }
 
@@ -235,6 +269,9 @@ fn judge(ctx: &SockAddrContext, addr: [u8; 16], ifindex: u32) -> i32 {
             rows::count(|c| &raw mut (*c).unstamped);
             if flags & STAMP_PROBE != 0 {
                 probes::give_back(row, verdict.generation);
+            }
+            if operation & HELD != 0 {
+                held::forget();
             }
             if flags & STAMP_CLAIMED != 0 {
                 limits::unstamped(row);
@@ -249,6 +286,11 @@ fn judge(ctx: &SockAddrContext, addr: [u8; 16], ifindex: u32) -> i32 {
         (*stamp).own_timeout_ms = 0;
         (*stamp).syn_timeout_ticks = 0;
         (*stamp).begun_ns = 0;
+        (*stamp).operation = operation & !HELD;
+        (*stamp).ended = ENDED_WELL;
+        (*stamp).released = 0;
+        (*stamp).hold_ms = 0;
+        (*stamp).syn_count = 0;
         (*stamp).pid = pid;
         (*stamp).tid = pid_tgid as u32;
         bpf_get_current_comm((&raw mut (*stamp).comm).cast(), COMM_LEN as u32);
@@ -258,10 +300,18 @@ fn judge(ctx: &SockAddrContext, addr: [u8; 16], ifindex: u32) -> i32 {
                 (*stamp).our_timeout_ms = (*row).settings.connect_timeout_ms;
                 flags |= STAMP_OBSERVED;
             } else {
-                bound(stamp, row, sk.user_timeout());
+                let left = if is_retry(operation) {
+                    retries::left_ms(row, operation, now)
+                } else {
+                    u32::MAX
+                };
+                bound(stamp, row, sk.user_timeout(), left);
             }
         }
         (*stamp).flags = flags;
+        if operation & HELD != 0 {
+            held::hold(ctx.as_ptr(), stamp, sk.user_timeout(), now);
+        }
         (*stamp).phase = PHASE_STAMPED;
         if flags & STAMP_PROBE != 0 {
             events::send(&Event {
@@ -279,27 +329,6 @@ fn judge(ctx: &SockAddrContext, addr: [u8; 16], ifindex: u32) -> i32 {
     ALLOW
 }
 
-/// Sets what connect() returns. Newer kernels want the verifier to know that the value is an errno
-/// (-4095 to 0), and look at all 64 bits of it; aya's binding passes 32.
-#[inline(always)]
-unsafe fn refuse_with(errno: u32) {
-    /// BPF_FUNC_set_retval (include/uapi/linux/bpf.h).
-    const SET_RETVAL: usize = 187;
-    const MAX_ERRNO: i64 = 4095;
-    const ECONNREFUSED: i64 = 111;
-    let errno = i64::from(errno);
-    let errno = if errno > MAX_ERRNO {
-        ECONNREFUSED
-    } else {
-        errno
-    };
-    // SAFETY: the number of a helper is its address, and it takes one integer.
-    unsafe {
-        let set_retval: unsafe extern "C" fn(i64) -> i64 = core::mem::transmute(SET_RETVAL);
-        set_retval(-errno);
-    }
-}
-
 /// Settles what an earlier connect() on this socket has left behind: it failed before a SYN was
 /// sent, or its end was hidden from us (another program took the callback flags away).
 #[inline(always)]
@@ -308,6 +337,8 @@ unsafe fn unfinished(ctx: &SockAddrContext, found: Found, now: u64) {
     unsafe {
         match (*found.stamp).phase {
             PHASE_IDLE => {}
+            // It failed, and is used again: the program knows.
+            PHASE_ENDED => retries::known(found.stamp, now, (*found.stamp).ended),
             // Its end was hidden from us; nothing is owed on a socket that connects anew.
             PHASE_OPEN => {
                 let change = Change {
@@ -321,12 +352,19 @@ unsafe fn unfinished(ctx: &SockAddrContext, found: Found, now: u64) {
                 exchange::closing(found.stamp, now, &change);
                 limits::over(found.stamp);
             }
+            // It was refused, a little later.
+            PHASE_HELD => {
+                user_timeout::give_back(ctx.as_ptr(), found.stamp);
+                held::ended(found.stamp);
+            }
             PHASE_STAMPED => {
                 user_timeout::give_back(ctx.as_ptr(), found.stamp);
+                held::ended(found.stamp);
                 outcome::local(found.stamp, now);
             }
             _ => {
                 user_timeout::give_back(ctx.as_ptr(), found.stamp);
+                held::ended(found.stamp);
                 outcome::abandoned(found.stamp, now);
             }
         }
@@ -334,80 +372,26 @@ unsafe fn unfinished(ctx: &SockAddrContext, found: Found, now: u64) {
     }
 }
 
-/// Notes the connect timeout, or leaves it to the program's own TCP_USER_TIMEOUT (`own`, ms) where
+/// Notes the connect timeout (at most `left`, ms), or leaves it to the program's own TCP_USER_TIMEOUT (`own`, ms) where
 /// that is stricter. Either way the first SYN timer is chosen so that it holds exactly (see
 /// `agent_common::syn`). The option itself is set when that timer runs out (`follow`).
 #[inline(always)]
-unsafe fn bound(stamp: *mut Stamp, row: *mut Row, own: u32) {
+unsafe fn bound(stamp: *mut Stamp, row: *mut Row, own: u32, left: u32) {
     // SAFETY: by the caller.
     unsafe {
         let timeout = (*row).settings.connect_timeout_ms;
-        if own == 0 || own > timeout {
-            (*stamp).our_timeout_ms = timeout;
+        let mut odd = own;
+        if own == 0 || own > timeout.min(left) {
+            (*stamp).our_timeout_ms = timeout.min(left);
             (*stamp).syn_timeout_ticks = (*row).settings.syn_timeout_ticks;
-        } else if let Some(control) = rows::control() {
+            if timeout <= left {
+                return;
+            }
+            odd = left;
+        }
+        if let Some(control) = rows::control() {
             let linear = (*control).syn_linear != 0;
-            (*stamp).syn_timeout_ticks = first_timeout_ticks(own, (*control).tick_ns, linear);
+            (*stamp).syn_timeout_ticks = first_timeout_ticks(odd, (*control).tick_ns, linear);
         }
-    }
-}
-
-/// A refusal's reason: the breaker.
-const BY_BREAKER: u32 = 1;
-/// A refusal's reason: a limit.
-const BY_LIMIT: u32 = 2;
-
-/// A connect that is refused, or would be.
-struct Refusal {
-    /// [`BY_BREAKER`] or [`BY_LIMIT`].
-    why: u32,
-    /// What `connect()` ends with (positive).
-    errno: u32,
-    /// Of the verdict.
-    generation: u32,
-    /// Whether it is refused in truth.
-    enforced: bool,
-}
-
-/// Counts a refusal (or one that observe mode forgoes) and reports it now and then.
-#[inline(always)]
-unsafe fn refused(row: *mut Row, index: u32, refusal: &Refusal, now: u64, pid_tgid: u64) {
-    let &Refusal {
-        why,
-        errno,
-        generation,
-        enforced,
-    } = refusal;
-    // SAFETY: by the caller.
-    unsafe {
-        let counter = match (why, enforced) {
-            (BY_LIMIT, true) => &raw mut (*row).rejected_limit,
-            (BY_LIMIT, false) => &raw mut (*row).would_reject_limit,
-            (_, true) => &raw mut (*row).rejected_breaker,
-            (_, false) => &raw mut (*row).would_reject_breaker,
-        };
-        atomics::add(counter, 1);
-        let last = atomics::load(&raw const (*row).last_reject_event_ns);
-        if now.saturating_sub(last) < REJECT_EVENT_EVERY_NS && last != 0 {
-            return;
-        }
-        if !atomics::replace(&raw mut (*row).last_reject_event_ns, last, now) {
-            return;
-        }
-        let mut event = Event {
-            kind: EventKind::REJECTED,
-            row: index,
-            incarnation: (*row).incarnation,
-            generation,
-            at_ns: now,
-            errno,
-            pid: (pid_tgid >> 32) as u32,
-            tid: pid_tgid as u32,
-            flags: if enforced { 0 } else { EVENT_WOULD }
-                | if why == BY_LIMIT { EVENT_LIMIT } else { 0 },
-            ..events::EMPTY
-        };
-        bpf_get_current_comm(event.comm.as_mut_ptr().cast(), COMM_LEN as u32);
-        events::send(&event);
     }
 }

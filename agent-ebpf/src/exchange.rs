@@ -17,6 +17,7 @@ use agent_common::{
         OUTCOME_HUNG, OUTCOME_OTHER, OUTCOME_RESET, OUTCOME_RESPONSE, OUTCOME_SLOW, OUTCOME_STATUS,
     },
     http::{self, ASKS_ON, BODY_NONE},
+    retry::{ENDED_UNANSWERED, ENDED_WELL},
     stamp::{
         KIND_GREETING, KIND_HANDSHAKE, KIND_REQUEST, PHASE_OPEN, PHASE_PENDING, PROTOCOL_ADOPTED,
         PROTOCOL_ADOPTED_BUSY, PROTOCOL_AMQP, PROTOCOL_HTTP1, PROTOCOL_MULTIPLEXED,
@@ -35,14 +36,16 @@ use aya_ebpf::{
 };
 
 use crate::{
-    answers, atomics, begin, body, counted, events, head,
+    answers, atomics, begin, body, counted, events, head, held,
     opaque::hidden,
     outcome::{self, Window},
+    retries,
     segment::{self, Segment},
     stamps, tls,
 };
 
 const PASS: i32 = 1;
+const DROP: i32 = 0;
 const EPIPE: u32 = 32;
 const ECONNABORTED: u32 = 103;
 const ECONNRESET: u32 = 104;
@@ -67,7 +70,13 @@ const SSH_BEGINS_WITHIN: u32 = 3;
 pub fn sent(ctx: SkBuffContext) -> i32 {
     // SAFETY: the program's context.
     unsafe {
-        if let Some(segment) = segment::of(ctx.skb.skb)
+        let Some(segment) = segment::or_syn(ctx.skb.skb) else {
+            return PASS;
+        };
+        if segment.is_syn && held::any() && held::syn(bpf_get_socket_cookie(ctx.as_ptr())) != PASS {
+            return DROP;
+        }
+        if segment.payload != 0
             && let Some(stamp) = stamp_of(&ctx)
         {
             match (*stamp).phase {
@@ -86,7 +95,7 @@ pub fn received(ctx: SkBuffContext) -> i32 {
     // SAFETY: the program's context.
     unsafe {
         let mut answer = 0;
-        if let Some(segment) = segment::or_answer::<true>(ctx.skb.skb, &mut answer) {
+        if let Some(segment) = segment::or_answer(ctx.skb.skb, &mut answer) {
             if let Some(stamp) = stamp_of(&ctx)
                 && (*stamp).phase == PHASE_OPEN
             {
@@ -235,6 +244,9 @@ unsafe fn out(ctx: &SkBuffContext, stamp: *mut Stamp, segment: Segment) {
         let Some(row) = outcome::unpinned_row_of(stamp) else {
             return;
         };
+        if number != 0 && retries::is_wanted(stamp, row, number, now) {
+            retries::kept(stamp, row, now);
+        }
         let verdict = Verdict::unpack(atomics::load(&raw const (*row).verdict));
         (*stamp).generation = verdict.generation;
         (*stamp).request_seq = begin_seq;
@@ -311,6 +323,7 @@ unsafe fn back(ctx: &SkBuffContext, stamp: *mut Stamp, segment: Segment) {
         let kind = kind_of_request(word);
         if number == answers {
             // The middle of an answer, or what nobody asked for: a push, a ticket, a greeting.
+            (*stamp).is_long = 1;
             if protocol == PROTOCOL_UNKNOWN && before == 0 {
                 greeted(ctx, stamp, &segment);
             } else if protocol == PROTOCOL_HTTP1 {
@@ -350,6 +363,7 @@ unsafe fn back(ctx: &SkBuffContext, stamp: *mut Stamp, segment: Segment) {
             return;
         }
         (*stamp).answered_ns = now;
+        (*stamp).is_long = 0;
         if kind == KIND_HANDSHAKE {
             if let Some(row) = outcome::row_of(stamp) {
                 let counted = counted(ctx, stamp, row);
@@ -503,6 +517,7 @@ unsafe fn answered(stamp: *mut Stamp, row: *mut Row, answered: Answered) {
         }
         if is_failed {
             atomics::add(&raw mut (*row).exchange_status, 1);
+            (*stamp).ended = ENDED_UNANSWERED;
         }
         if is_slow {
             atomics::add(&raw mut (*row).slow_calls, 1);
@@ -635,6 +650,7 @@ pub unsafe fn closing(stamp: *mut Stamp, now: u64, change: &Change) -> bool {
             } else {
                 outcome
             };
+            (*stamp).ended = ENDED_UNANSWERED;
             probe_ended(stamp, now, us, outcome);
             would_ended(stamp, false);
             ended(row);
@@ -649,15 +665,15 @@ pub unsafe fn closing(stamp: *mut Stamp, now: u64, change: &Change) -> bool {
             _ => &raw mut (*row).exchange_other,
         };
         atomics::add(counter, 1);
+        let is_one_way = outcome == OUTCOME_GAVE_UP && is_one_way(row, word);
+        (*stamp).ended = if is_stale || outcome == OUTCOME_ABANDONED || is_one_way {
+            ENDED_WELL
+        } else {
+            ENDED_UNANSWERED
+        };
         if is_stale || outcome == OUTCOME_ABANDONED {
             probe_ended(stamp, now, us, OUTCOME_ABANDONED);
         } else {
-            // A destination that has never answered anybody may be one that never does (syslog):
-            // that a program closes without an answer is counted there, and judges nobody. TLS
-            // answers a ClientHello always.
-            let is_one_way = outcome == OUTCOME_GAVE_UP
-                && (*row).responses == 0
-                && kind_of_request(word) != KIND_HANDSHAKE;
             let seq = if is_one_way {
                 0
             } else {
@@ -672,9 +688,23 @@ pub unsafe fn closing(stamp: *mut Stamp, now: u64, change: &Change) -> bool {
     true
 }
 
-/// What it means that the program closes before the answer.
+/// A destination that has never answered anybody may be one that never does (syslog): that a program
+/// closes without an answer is counted there, and judges nobody. TLS answers a ClientHello always.
+///
+/// # Safety
+/// As [`closing`]; `request` is the exchange's word.
 #[inline(always)]
-unsafe fn given_up(stamp: *mut Stamp, us: u64, exiting: bool) -> u32 {
+pub unsafe fn is_one_way(row: *mut Row, request: u64) -> bool {
+    // SAFETY: by the caller, map memory.
+    unsafe { (*row).responses == 0 && kind_of_request(request) != KIND_HANDSHAKE }
+}
+
+/// What it means that the program closes before the answer.
+///
+/// # Safety
+/// As [`closing`].
+#[inline(always)]
+pub unsafe fn given_up(stamp: *mut Stamp, us: u64, exiting: bool) -> u32 {
     // SAFETY: by the caller, map memory.
     let limit =
         unsafe { outcome::row_of(stamp).map_or(0, |row| (*row).settings.exchange_gave_up_ms) };

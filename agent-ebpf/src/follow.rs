@@ -6,7 +6,7 @@
 use agent_common::{
     Mode, Stamp,
     stamp::{
-        PHASE_IDLE, PHASE_OPEN, PHASE_PENDING, PHASE_STAMPED, STAMP_FOREIGN_RTO_CB,
+        PHASE_HELD, PHASE_OPEN, PHASE_PENDING, PHASE_STAMPED, STAMP_FOREIGN_RTO_CB,
         STAMP_FOREIGN_STATE_CB, STAMP_OBSERVED, STAMP_TIMEOUT_SET,
     },
 };
@@ -21,9 +21,11 @@ use aya_ebpf::{
 use crate::{
     atomics,
     exchange::{self, Change},
-    keepalive,
+    held, keepalive,
     kernel::{TcpSocket, current_is_exiting},
-    limits, outcome, rows, stamps, user_timeout,
+    limits, outcome, rows,
+    stamps::{self, Found},
+    user_timeout,
 };
 
 // include/uapi/linux/bpf.h, enum at BPF_SOCK_OPS_VOID.
@@ -79,6 +81,8 @@ pub fn follow(ctx: SockOpsContext) -> u32 {
         if op == TCP_CONNECT_CB {
             if phase == PHASE_STAMPED {
                 begin(&ctx, stamp);
+            } else if phase == PHASE_HELD {
+                listen(&ctx, stamp);
             }
             return 1;
         }
@@ -99,10 +103,13 @@ pub fn follow(ctx: SockOpsContext) -> u32 {
             };
             if exchange::closing(stamp, bpf_ktime_get_ns(), &change) {
                 limits::over(stamp);
-                (*stamp).phase = PHASE_IDLE;
                 drop_callbacks(&ctx, stamp, false);
-                found.give_back();
+                found.ended();
             }
+            return 1;
+        }
+        if phase == PHASE_HELD {
+            refused_later(&ctx, found, op, state);
             return 1;
         }
         if phase != PHASE_PENDING {
@@ -116,7 +123,7 @@ pub fn follow(ctx: SockOpsContext) -> u32 {
             }
             RTO_CB => {
                 if timer_ran_out(&ctx, stamp, sk) {
-                    found.give_back();
+                    found.ended();
                 }
             }
             STATE_CB if state != TCP_CLOSE => {}
@@ -128,11 +135,13 @@ pub fn follow(ctx: SockOpsContext) -> u32 {
                 let exiting = error == 0 && current_is_exiting();
                 user_timeout::give_back(ctx.as_ptr(), stamp);
                 drop_callbacks(&ctx, stamp, false);
+                held::ended(stamp);
                 outcome::closed(stamp, bpf_ktime_get_ns(), error, exiting);
-                found.give_back();
+                found.ended();
             }
             _ => {
                 user_timeout::give_back(ctx.as_ptr(), stamp);
+                held::ended(stamp);
                 drop_callbacks(&ctx, stamp, true);
                 note_addresses(&ctx, stamp, sk);
                 outcome::established(stamp, bpf_ktime_get_ns(), (*ctx.ops).snd_una);
@@ -141,7 +150,7 @@ pub fn follow(ctx: SockOpsContext) -> u32 {
                 } else {
                     // Observe mode has counted it as timed out.
                     drop_callbacks(&ctx, stamp, false);
-                    found.give_back();
+                    found.ended();
                 }
             }
         }
@@ -204,6 +213,16 @@ unsafe fn begin(ctx: &SockOpsContext, stamp: *mut Stamp) {
     unsafe {
         (*stamp).begun_ns = bpf_ktime_get_ns();
         (*stamp).phase = PHASE_PENDING;
+        listen(ctx, stamp);
+        outcome::begun(stamp);
+    }
+}
+
+/// Asks for the callbacks that are needed.
+#[inline(always)]
+unsafe fn listen(ctx: &SockOpsContext, stamp: *mut Stamp) {
+    // SAFETY: by the caller.
+    unsafe {
         let before = ctx.cb_flags();
         let mut wanted = before | BPF_SOCK_OPS_STATE_CB_FLAG;
         let mut flags = (*stamp).flags;
@@ -218,7 +237,29 @@ unsafe fn begin(ctx: &SockOpsContext, stamp: *mut Stamp) {
         }
         (*stamp).flags = flags;
         let _ = ctx.set_cb_flags(wanted as i32);
-        outcome::begun(stamp);
+    }
+}
+
+/// A connect that is refused a little later: its only SYN timer, and its end.
+#[inline(never)]
+unsafe fn refused_later(ctx: &SockOpsContext, found: Found, op: u32, state: u32) {
+    // SAFETY: by the caller.
+    unsafe {
+        let stamp = found.stamp;
+        match op {
+            TIMEOUT_INIT => {
+                ctx.set_reply((*stamp).syn_timeout_ticks);
+                return;
+            }
+            STATE_CB if state != TCP_CLOSE => return,
+            RTO_CB => return,
+            // (Established: what held its SYN had gone.)
+            _ => {}
+        }
+        user_timeout::give_back(ctx.as_ptr(), stamp);
+        drop_callbacks(ctx, stamp, false);
+        held::ended(stamp);
+        found.ended();
     }
 }
 

@@ -5,10 +5,14 @@
 //! kernel/bpf/arraymap.c): both sides see a store at once, without a system call.
 
 use agent_common::{
-    Control, Counters, DestinationKey, HeardAnswer, Lent, LentKey, PolicyKey, Row, Settings, Stamp,
+    Control, Counters, DestinationKey, HeardAnswer, Lent, LentKey, PolicyKey, Retries,
+    RetrySettings, Row, Settings, Stamp,
     histogram::Histogram,
     key::ManualKey,
     lent::LENT_MOST,
+    pace::{PACE_SLOTS, Pace},
+    retry::{TASK_SLOTS, Task},
+    spin::{SPIN_SLOTS, Spin},
     stamp::{CONNECTION_SLOTS, COUNTED_MOST, SPILLED_MOST, Slot},
     window::Block,
 };
@@ -93,6 +97,30 @@ pub static RECENTLY_ESTABLISHED: Array<u64> = Array::with_max_entries(RECENT_SLO
 /// Entries of [`RECENTLY_ESTABLISHED`]; a power of two.
 pub const RECENT_SLOTS: u32 = 4096;
 
+/// Budget and counters of retries, an entry for each row. Written by the kernel, but where said. Mapped,
+/// 136 bytes an entry.
+#[map]
+pub static RETRIES: Array<Retries> = Array::with_max_entries(17, BPF_F_MMAPABLE);
+
+/// What each policy says about retries. Written by the agent. Mapped, 48 bytes an entry.
+#[map]
+pub static RETRY_POLICIES: Array<RetrySettings> = Array::with_max_entries(1, BPF_F_MMAPABLE);
+
+/// What tasks know of their last calls, at the place that task and row name. Written by the kernel. 56
+/// bytes an entry.
+#[map]
+pub static TASKS: Array<Task> = Array::with_max_entries(TASK_SLOTS, 0);
+
+/// Tasks that were refused of late, at the place that the task names. Written by the kernel. 32 bytes an
+/// entry.
+#[map]
+pub static SPINS: Array<Spin> = Array::with_max_entries(SPIN_SLOTS, 0);
+
+/// How soon processes call again, at the place that process and row name. Written by the kernel. 40
+/// bytes an entry.
+#[map]
+pub static PACES: Array<Pace> = Array::with_max_entries(PACE_SLOTS, 0);
+
 /// Failures and state changes for the agent. `ring_bytes`.
 #[map]
 pub static EVENTS: RingBuf = RingBuf::with_byte_size(1 << 20, 0);
@@ -110,7 +138,7 @@ const _: () = assert!(ANSWERS_BYTES as usize > 64 * size_of::<HeardAnswer>());
 #[map]
 pub static ANSWERS_HEARD: Array<u64> = Array::with_max_entries(1, 0);
 
-/// Stamps of connections, by the socket's cookie. Written by the kernel. Mapped, 168 bytes an entry.
+/// Stamps of connections, by the socket's cookie. Written by the kernel. Mapped, 192 bytes an entry.
 #[map]
 pub static CONNECTIONS: Array<Slot> = Array::with_max_entries(CONNECTION_SLOTS, BPF_F_MMAPABLE);
 

@@ -10,6 +10,12 @@ static mut NOTHING: u32 = 0;
 
 /// The same value.
 #[inline(always)]
+pub fn hidden64(value: u64) -> u64 {
+    value.wrapping_add(u64::from(hidden(0)))
+}
+
+/// The same value.
+#[inline(always)]
 pub fn hidden(value: u32) -> u32 {
     // SAFETY: nobody ever writes it.
     value.wrapping_add(unsafe { (&raw const NOTHING).read_volatile() })

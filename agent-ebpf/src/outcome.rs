@@ -10,9 +10,10 @@ use agent_common::{
         OUTCOME_RESET, OUTCOME_UNREACHABLE,
     },
     histogram,
+    retry::ENDED_UNCONNECTED,
     stamp::{
-        PHASE_IDLE, PHASE_OPEN, PROTOCOL_UNKNOWN, STAMP_CLAIMED, STAMP_OBSERVED, STAMP_PROBE,
-        STAMP_PROBE_BY_EXCHANGE, STAMP_TIMEOUT_SET, STAMP_UNJUDGED, STAMP_WOULD,
+        PHASE_IDLE, PHASE_OPEN, PROTOCOL_UNKNOWN, STAMP_CLAIMED, STAMP_HELD, STAMP_OBSERVED,
+        STAMP_PROBE, STAMP_PROBE_BY_EXCHANGE, STAMP_TIMEOUT_SET, STAMP_UNJUDGED, STAMP_WOULD,
     },
     window,
 };
@@ -222,6 +223,7 @@ unsafe fn failed(stamp: *mut Stamp, now: u64, outcome: u32, error: u32, mut flag
     unsafe {
         let Some(row) = row_of(stamp) else { return };
         (*stamp).phase = PHASE_IDLE;
+        (*stamp).ended = ENDED_UNCONNECTED;
         let us = now.saturating_sub((*stamp).begun_ns) / 1000;
         let counter = match outcome {
             OUTCOME_REFUSED => &raw mut (*row).failed_refused,
@@ -296,7 +298,7 @@ pub unsafe fn call(
         }
         let verdict = Verdict::unpack(atomics::load(&raw const (*row).verdict));
         if verdict.generation != (*stamp).generation {
-            atomics::add(&raw mut (*row).late, 1);
+            atomics::add32(&raw mut (*row).late, 1);
             return 0;
         }
         let (calls, failures, windows) = match window {
@@ -405,15 +407,19 @@ unsafe fn remember(pid: u32, now: u64) {
 }
 
 /// Whether a live program that closes an unanswered connect has given up on the destination.
+///
+/// # Safety
+/// As [`begun`].
 #[inline(always)]
-unsafe fn gave_up(stamp: *mut Stamp, now: u64) -> bool {
+pub unsafe fn gave_up(stamp: *mut Stamp, now: u64) -> bool {
     // SAFETY: by contract, map memory.
     unsafe {
         let Some(row) = row_of(stamp) else {
             return false;
         };
         let limit = u64::from((*row).settings.gave_up_ms) * agent_common::NANOS_PER_MS;
-        if limit == 0 || now.saturating_sub((*stamp).begun_ns) < limit {
+        let is_held = (*stamp).flags & STAMP_HELD != 0;
+        if limit == 0 || is_held || now.saturating_sub((*stamp).begun_ns) < limit {
             return false;
         }
         let pid = (*stamp).pid;

@@ -2,8 +2,18 @@
 //!
 //! A connect without a route, without a free port, or refused by a program after ours fires no
 //! state change and no error: only the end of the socket shows that nothing came of it.
+//!
+//! It is also where a program knows how a connection has ended: what it does next may be a retry.
 
-use agent_common::stamp::{PHASE_IDLE, PHASE_OPEN, PHASE_STAMPED, STAMP_UNWATCHED};
+use agent_common::{
+    Stamp,
+    event::OUTCOME_GAVE_UP,
+    retry::{ENDED_UNANSWERED, ENDED_UNCONNECTED, ENDED_WELL},
+    stamp::{
+        PHASE_ENDED, PHASE_HELD, PHASE_IDLE, PHASE_OPEN, PHASE_STAMPED, STAMP_UNWATCHED,
+        STAMP_WATCHED, unpack_request,
+    },
+};
 use aya_ebpf::{
     EbpfContext as _,
     helpers::generated::{bpf_get_socket_cookie, bpf_ktime_get_ns},
@@ -13,7 +23,7 @@ use aya_ebpf::{
 
 use crate::{
     exchange::{self, Change},
-    kernel, limits, outcome, stamps,
+    held, kernel, limits, outcome, retries, stamps,
 };
 
 const TCP_ESTABLISHED: u32 = 1;
@@ -21,6 +31,8 @@ const TCP_FIN_WAIT1: u32 = 4;
 const TCP_FIN_WAIT2: u32 = 5;
 const TCP_CLOSE: u32 = 7;
 const RCV_SHUTDOWN: u32 = 1;
+/// A connection whose last answer is older than this is not closed because of it.
+const FRESH_NS: u64 = 1_000_000_000;
 
 /// Always 1.
 #[cgroup_sock(sock_release)]
@@ -31,17 +43,21 @@ pub fn release(ctx: SockContext) -> i32 {
         let Some(found) = stamps::find(cookie) else {
             return 1;
         };
+        let stamp = found.stamp;
         // Nobody tells of its end: since it was adopted, or since another sock_ops program has taken the
         // flag for it. The latter is looked for only where a place would be lost.
-        let is_untold = (*found.stamp).flags & STAMP_UNWATCHED != 0
-            || (limits::count(found.stamp) && !kernel::tells_of_context(ctx.sock));
-        match (*found.stamp).phase {
+        let is_untold = (*stamp).flags & STAMP_UNWATCHED != 0
+            || (limits::count(stamp) && !kernel::tells_of_context(ctx.sock));
+        match (*stamp).phase {
             PHASE_IDLE => {}
+            PHASE_ENDED => retries::known(stamp, bpf_ktime_get_ns(), (*stamp).ended),
             // Open: it ends when the kernel closes it, in a moment, if it is not closed already; or
             // here, where nobody will tell.
             PHASE_OPEN => {
                 let state = (*ctx.sock).state;
                 if state != TCP_CLOSE && !is_untold {
+                    closes_open(stamp);
+                    (*stamp).released = 1;
                     return 1;
                 }
                 // The program closes before the peer has.
@@ -55,20 +71,77 @@ pub fn release(ctx: SockContext) -> i32 {
                     unread: 0,
                     cookie,
                 };
-                exchange::closing(found.stamp, bpf_ktime_get_ns(), &change);
-                limits::over(found.stamp);
+                let now = bpf_ktime_get_ns();
+                exchange::closing(stamp, now, &change);
+                limits::over(stamp);
+                retries::known(stamp, now, (*stamp).ended);
             }
-            PHASE_STAMPED => outcome::local(found.stamp, bpf_ktime_get_ns()),
+            PHASE_STAMPED => {
+                held::ended(stamp);
+                outcome::local(stamp, bpf_ktime_get_ns());
+            }
+            // Refused a little later: it ends when the kernel closes it, in a moment.
+            PHASE_HELD if (*ctx.sock).state != TCP_CLOSE => {
+                (*stamp).released = 1;
+                return 1;
+            }
+            PHASE_HELD => held::ended(stamp),
             // Closed without our being told, or about to be.
             _ if (*ctx.sock).state == TCP_CLOSE || is_untold => {
                 let error = kernel::error_of_context(ctx.sock);
                 let exiting = error == 0 && kernel::current_is_exiting();
-                outcome::closed(found.stamp, bpf_ktime_get_ns(), error, exiting);
+                let now = bpf_ktime_get_ns();
+                held::ended(stamp);
+                outcome::closed(stamp, now, error, exiting);
+                retries::known(stamp, now, (*stamp).ended);
             }
             // Pending: it ends when the kernel closes it, in a moment.
-            _ => return 1,
+            _ => {
+                let now = bpf_ktime_get_ns();
+                if outcome::gave_up(stamp, now) && !kernel::current_is_exiting() {
+                    retries::known(stamp, now, ENDED_UNCONNECTED);
+                }
+                (*stamp).released = 1;
+                return 1;
+            }
         }
         found.give_back();
     }
     1
+}
+
+/// The program closes an open connection: what it knows by then.
+#[inline(always)]
+unsafe fn closes_open(stamp: *mut Stamp) {
+    // SAFETY: by the caller, map memory.
+    unsafe {
+        let word = (&raw const (*stamp).request).read_volatile();
+        let (number, _) = unpack_request(word);
+        let is_answered = number == (&raw const (*stamp).answers).read_volatile();
+        if is_answered && (*stamp).ended == ENDED_WELL && (*stamp).flags & STAMP_WATCHED == 0 {
+            return;
+        }
+        let now = bpf_ktime_get_ns();
+        let ended = if is_answered {
+            // What the last answer said is old news on a connection that has been idle.
+            if now.saturating_sub((*stamp).answered_ns) > FRESH_NS {
+                ENDED_WELL
+            } else {
+                (*stamp).ended
+            }
+        } else {
+            let waited_us = now.saturating_sub((*stamp).begun_ns) / 1000;
+            let Some(row) = outcome::row_of(stamp) else {
+                return;
+            };
+            if exchange::given_up(stamp, waited_us, false) != OUTCOME_GAVE_UP
+                || exchange::is_one_way(row, word)
+                || kernel::current_is_exiting()
+            {
+                return;
+            }
+            ENDED_UNANSWERED
+        };
+        retries::known(stamp, now, ended);
+    }
 }

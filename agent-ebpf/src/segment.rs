@@ -13,7 +13,7 @@ const TCP_SYN: u8 = 0x02;
 pub struct Segment {
     /// Sequence number after its last payload byte.
     pub end: u32,
-    /// Payload bytes, more than 0.
+    /// Payload bytes, more than 0 but in a SYN.
     pub payload: u32,
     /// Where the payload begins, from the network header.
     pub offset: u32,
@@ -31,25 +31,31 @@ impl Segment {
     }
 }
 
-/// The segment, or `None` for anything without a payload or with headers that are not worth it
+/// The segment, or `None` for anything without a payload (but a SYN) or with headers that are not worth it
 /// (IPv4 options, IPv6 extension headers).
 ///
 /// # Safety
 /// `skb` must be the program's context.
 #[inline(always)]
-pub unsafe fn of(skb: *mut __sk_buff) -> Option<Segment> {
+pub unsafe fn or_syn(skb: *mut __sk_buff) -> Option<Segment> {
     let mut answer = 0;
     // SAFETY: by contract.
-    unsafe { or_answer::<false>(skb, &mut answer) }
+    unsafe { parse::<false, true>(skb, &mut answer) }
 }
 
-/// As [`of`]. With `ANSWERS`, `answer` becomes the length of the network header where the packet is no
-/// segment but may be a DNS answer; a TCP packet pays nothing for it.
+/// As [`or_syn`], without SYNs that carry nothing; `answer` becomes the length of the network header where
+/// the packet is no segment but may be a DNS answer. A TCP packet pays nothing for it.
 ///
 /// # Safety
-/// As [`of`].
+/// As [`or_syn`].
 #[inline(always)]
-pub unsafe fn or_answer<const ANSWERS: bool>(
+pub unsafe fn or_answer(skb: *mut __sk_buff, answer: &mut u32) -> Option<Segment> {
+    // SAFETY: by contract.
+    unsafe { parse::<true, false>(skb, answer) }
+}
+
+#[inline(always)]
+unsafe fn parse<const ANSWERS: bool, const SYNS: bool>(
     skb: *mut __sk_buff,
     answer: &mut u32,
 ) -> Option<Segment> {
@@ -91,11 +97,11 @@ pub unsafe fn or_answer<const ANSWERS: bool>(
         let header = u32::from(*tcp.add(12) >> 4) * 4;
         let offset = network + header;
         let length = (*skb).len;
-        if length <= offset {
+        let is_syn = *tcp.add(13) & TCP_SYN != 0;
+        if length <= offset && !(SYNS && is_syn && length == offset) {
             return None;
         }
         let payload = length - offset;
-        let is_syn = *tcp.add(13) & TCP_SYN != 0;
         // The header may lie at any address.
         let seq = u32::from_be(tcp.add(4).cast::<u32>().read_unaligned());
         let ack = u32::from_be(tcp.add(8).cast::<u32>().read_unaligned());

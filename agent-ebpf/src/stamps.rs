@@ -2,7 +2,7 @@
 
 use agent_common::{
     Stamp,
-    stamp::{CONNECTION_SLOTS, PHASE_IDLE, Slot},
+    stamp::{CONNECTION_SLOTS, PHASE_ENDED, PHASE_IDLE, Slot},
 };
 use aya_ebpf::bindings::BPF_NOEXIST;
 
@@ -23,6 +23,22 @@ pub struct Found {
 }
 
 impl Found {
+    /// The connection has ended. The place is kept until the program closes the socket, and so knows.
+    ///
+    /// # Safety
+    /// As [`Found::give_back`].
+    #[inline(always)]
+    pub unsafe fn ended(self) {
+        // SAFETY: map memory.
+        unsafe {
+            if (*self.stamp).released != 0 {
+                self.give_back();
+            } else {
+                (&raw mut (*self.stamp).phase).write_volatile(PHASE_ENDED);
+            }
+        }
+    }
+
     /// Gives the place back: the connection has ended.
     ///
     /// # Safety

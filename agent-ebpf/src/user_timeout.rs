@@ -6,6 +6,8 @@ use aya_ebpf::{
     helpers::generated::{bpf_getsockopt, bpf_setsockopt},
 };
 
+use crate::held;
+
 const IPPROTO_TCP: i32 = 6;
 const TCP_USER_TIMEOUT: i32 = 18;
 
@@ -47,7 +49,7 @@ pub unsafe fn set(ctx: *mut c_void, mut value: u32) -> bool {
     }
 }
 
-/// Gives the program's value back, if ours is (still) on the socket.
+/// Gives the program's value back, if ours is (still) on the socket; and TCP_SYNCNT, where the SYN was held.
 ///
 /// # Safety
 /// As [`get`]; `stamp` must be the socket's.
@@ -55,8 +57,13 @@ pub unsafe fn set(ctx: *mut c_void, mut value: u32) -> bool {
 pub unsafe fn give_back(ctx: *mut c_void, stamp: *mut Stamp) {
     // SAFETY: by contract.
     unsafe {
-        if (*stamp).flags & STAMP_TIMEOUT_SET != 0 && get(ctx) == Some((*stamp).our_timeout_ms) {
+        if (*stamp).flags & STAMP_TIMEOUT_SET != 0
+            && get(ctx) == Some((*stamp).our_timeout_ms + (*stamp).hold_ms)
+        {
             set(ctx, (*stamp).own_timeout_ms);
+        }
+        if (*stamp).syn_count != 0 {
+            held::give_back(ctx, stamp);
         }
     }
 }

@@ -124,6 +124,19 @@ impl AgentOptions {
         self
     }
 
+    /// With this configuration file, in which retries are left alone: for a test that dials what fails in a
+    /// loop, until a breaker opens. The built-in limit would take that for one operation, and refuse all but
+    /// its first three attempts.
+    #[must_use]
+    pub fn config_for_loops(self, text: &str) -> Self {
+        const OFF: &str = "[defaults]\nretry = \"off\"\n";
+        if text.contains("[defaults]\n") {
+            self.config(&text.replacen("[defaults]\n", OFF, 1))
+        } else {
+            self.config(&format!("{text}\n{OFF}"))
+        }
+    }
+
     /// With more arguments.
     #[must_use]
     pub fn args(mut self, args: &[&str]) -> Self {
@@ -213,6 +226,12 @@ impl Agent {
     /// Starts one with this configuration, for one control group.
     pub fn start(cgroup: &TestCgroup, config: &str) -> Self {
         AgentOptions::new(cgroup).config(config).start()
+    }
+
+    /// As [`Agent::start`], for a test that dials what fails in a loop
+    /// ([`AgentOptions::config_for_loops`]).
+    pub fn start_for_loops(cgroup: &TestCgroup, config: &str) -> Self {
+        AgentOptions::new(cgroup).config_for_loops(config).start()
     }
 
     /// What it was started with.

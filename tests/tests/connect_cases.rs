@@ -76,7 +76,7 @@ impl Scene {
         let config = format!(
             "[defaults]\nbreaker = \"off\"\n[defaults.timeouts]\nconnect = \"{VALUE_MS}ms\"\n"
         );
-        let agent = Agent::start(&group, &config);
+        let agent = Agent::start_for_loops(&group, &config);
         let mut python = Interpreter::start(&group, &net.client);
         python.run(DIAL);
         Self {

@@ -27,7 +27,7 @@ fn nothing_is_missed_when_events_are_lost() {
          workloads = [\"{}\"]\nbreaker = {{ consecutive_failures = 3, redial = false }}\n",
         group.workload()
     );
-    let agent = Agent::start(&group, &config);
+    let agent = Agent::start_for_loops(&group, &config);
     let mut events = agent.follow(&[]);
     let (processes, rounds) = (4_u64, 300_u64);
     let mut dialers: Vec<Dialer> = (0..processes)
@@ -81,7 +81,7 @@ fn nothing_is_missed_when_events_are_lost() {
 #[test]
 fn successes_are_counted_from_many_threads() {
     let (net, group) = (TestNet::new(), TestCgroup::new("many"));
-    let agent = Agent::start(&group, "");
+    let agent = Agent::start_for_loops(&group, "");
     let server = Server::start(&net.server, TestNet::server4(0));
     let to = server.address();
     let mut dialers: Vec<Dialer> = (0..2)
@@ -119,7 +119,7 @@ fn successes_are_counted_from_many_threads() {
 #[test]
 fn the_loser_of_a_race_is_abandoned() {
     let (net, group) = (TestNet::new(), TestCgroup::new("race"));
-    let agent = Agent::start(&group, "[defaults.breaker]\ngave_up = \"200ms\"\n");
+    let agent = Agent::start_for_loops(&group, "[defaults.breaker]\ngave_up = \"200ms\"\n");
     let server = Server::start(&net.server, TestNet::server4(0));
     let mut dialer = Dialer::start(DIAL, &group, &net.client);
     let slow = SocketAddr::new(TestNet::blackhole6(0), 80);

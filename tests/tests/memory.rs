@@ -69,20 +69,20 @@ fn fifty_thousand_that_fail(label: &str, breaker: &str, bound: u64) {
         let measured = (anonymous(pid), maps(pid));
         (measured.0 + measured.1 < bound * MIB).then_some(measured)
     });
-    // Maps that grow with the destinations: row, both windows, key.
-    assert!(measured.1 < 64 * MIB, "{measured:?}");
+    // Maps that grow with the destinations: row, retries, both windows, key.
+    assert!(measured.1 < 71 * MIB, "{measured:?}");
 }
 
 #[test]
 fn fifty_thousand_failing_destinations_are_within_the_bound() {
-    fifty_thousand_that_fail("memory", "", 90);
+    fifty_thousand_that_fail("memory", "", 97);
 }
 
 /// The worst that can be: each breaker open, with a schedule of dials.
 #[test]
 fn fifty_thousand_open_breakers_are_within_the_bound() {
     let opens = "consecutive_failures = 1\ncooldown = \"5m\"";
-    fifty_thousand_that_fail("memory-open", opens, 102);
+    fifty_thousand_that_fail("memory-open", opens, 109);
 }
 
 /// Rows come and go, with their histograms, while many threads make them: whatever histogram a row

@@ -11,7 +11,9 @@ const DIAL: &str = env!("CARGO_BIN_EXE_dial");
 fn every_metric_is_explained() {
     let namespace = Namespace::new("metrics");
     let group = TestCgroup::new("metrics");
-    let agent = Agent::start(&group, "");
+    // The budget of retries is shown where there is one; the third attempt is the last to pass.
+    let config = "[defaults.breaker]\nconsecutive_failures = 3\n[defaults.retry]\nlimit = 2\n";
+    let agent = Agent::start(&group, config);
     let mut dialer = Dialer::start(DIAL, &group, &namespace);
     for _ in 0..6 {
         let to = "127.0.0.1:80".parse().expect("an address");

@@ -8,7 +8,10 @@ use std::{collections::HashMap, path::PathBuf, sync::Arc};
 
 use agent_common::{
     EventKind, Mode, OTHER_ROW, Row as KernelRow, Settings, Verdict,
-    event::{EVENT_LIMIT, EVENT_OUR_TIMEOUT, EVENT_WOULD},
+    event::{
+        EVENT_LIMIT, EVENT_OUR_TIMEOUT, EVENT_RETRY_BUDGET, EVENT_RETRY_DEADLINE,
+        EVENT_RETRY_LIMIT, EVENT_WOULD,
+    },
     key::ManualKey,
     row::ROW_PROTECTED,
     verdict::{STATE_FORCED_CLOSED, STATE_FORCED_OPEN},
@@ -173,8 +176,8 @@ pub struct Node {
     pub(super) unnamed: Vec<RowId>,
     /// When losses were last looked at.
     pub(super) losses_at: Nanos,
-    /// Refusals that the last `rejected` event of a row had counted: by its breaker, by a limit.
-    pub(super) reported: HashMap<RowId, [u64; 2]>,
+    /// Refusals that the last `rejected` event of a row had counted, by reason.
+    pub(super) reported: HashMap<RowId, [u64; 5]>,
     pub(super) lost: u64,
     /// An agent that is taking over.
     pub(super) heir: Option<Heir>,
@@ -422,21 +425,31 @@ impl Node {
 
     fn rejected(&mut self, id: RowId, event: &agent_common::Event) {
         let Some(row) = self.shown(id) else { return };
-        let totals = [
-            row.rejected_breaker + row.would_reject_breaker,
-            row.rejected_limit + row.would_reject_limit,
-        ];
+        let retries = self.table.retries(id.index);
+        let rejected = view::rejected(&row, &retries).each();
+        let would = view::would_reject(&row, &retries).each();
+        let mut totals = [0; 5];
+        for (total, (one, other)) in totals.iter_mut().zip(rejected.iter().zip(&would)) {
+            *total = one.1 + other.1;
+        }
         let before = self.reported.insert(id, totals).unwrap_or_default();
-        let is_limit = event.flags & EVENT_LIMIT != 0;
+        let told = [
+            (EVENT_RETRY_BUDGET, "retry_budget"),
+            (EVENT_RETRY_LIMIT, "retry_limit"),
+            (EVENT_RETRY_DEADLINE, "deadline"),
+            (EVENT_LIMIT, "limit"),
+        ];
+        let told = told.iter().find(|(flag, _)| event.flags & flag != 0);
+        let told = told.map_or("breaker", |(_, reason)| reason);
         let mode = if event.flags & EVENT_WOULD != 0 {
             api::Mode::Observe
         } else {
             api::Mode::Enforce
         };
-        // One event of the kernel a second may stand for both reasons.
-        for (place, reason) in ["breaker", "limit"].into_iter().enumerate() {
-            let count = totals[place].saturating_sub(before[place]);
-            if count == 0 && (place == 1) != is_limit {
+        // One event of the kernel a second may stand for several reasons.
+        for ((reason, _), (total, before)) in rejected.iter().zip(totals.iter().zip(before)) {
+            let count = total.saturating_sub(before);
+            if count == 0 && *reason != told {
                 continue;
             }
             self.journal.publish(
@@ -445,7 +458,7 @@ impl Node {
                     destination: view::destination(id, &row),
                     workload: view::workload(id, &row, &mut self.names),
                     netns: netns(&row),
-                    reason: reason.to_owned(),
+                    reason: (*reason).to_owned(),
                     count: count.max(1),
                     pid: event.pid,
                     comm: comm(&event.comm),

@@ -3,8 +3,10 @@
 use std::sync::Arc;
 
 use agent_common::{
-    PolicyKey, Settings,
-    row::{FAIL_5XX, ROW_CHUNKS, ROW_LENGTHS, ROW_LIMITED, ROW_PROTECTED},
+    PolicyKey, RetrySettings, Settings,
+    budget::{NO_BUDGET, WHOLE_PPM, epoch_scale},
+    retry::NO_LIMIT,
+    row::{FAIL_5XX, ROW_CHUNKS, ROW_LENGTHS, ROW_LIMITED, ROW_PROTECTED, ROW_RETRIES},
     syn::first_timeout_ticks,
 };
 
@@ -43,6 +45,8 @@ pub struct Plan {
     pub settings: Vec<Settings>,
     /// By policy: for the core.
     pub breakers: Vec<Arc<BreakerSettings>>,
+    /// By policy: what the kernel is told about retries.
+    pub retries: Vec<RetrySettings>,
     /// By policy: the timeouts that the agent watches.
     pub waits: Vec<WaitLimits>,
     /// By policy: what becomes of connections when its breaker opens.
@@ -67,6 +71,10 @@ impl Plan {
             .iter()
             .map(|policy| Arc::new(breaker_settings(policy, ticks)))
             .collect();
+        let retries = policies
+            .iter()
+            .map(|policy| retry_settings(policy))
+            .collect();
         let waits = policies.iter().map(|policy| wait_limits(policy)).collect();
         let on_open = policies.iter().map(|p| p.breaker.on_open).collect();
         let names = policies
@@ -81,6 +89,7 @@ impl Plan {
         Self {
             settings,
             breakers,
+            retries,
             waits,
             on_open,
             names,
@@ -119,6 +128,13 @@ impl Plan {
     /// The timeouts of a row with these settings that the agent watches. Out of range: defaults.
     pub fn waits(&self, policy: u32) -> &WaitLimits {
         self.waits.get(policy as usize).unwrap_or(&self.waits[0])
+    }
+
+    /// What a row with these settings has been told about retries. Out of range: defaults.
+    pub fn retry(&self, policy: u32) -> &RetrySettings {
+        self.retries
+            .get(policy as usize)
+            .unwrap_or(&self.retries[0])
     }
 
     /// What becomes of the connections of a row with these settings when its breaker opens. Out of
@@ -179,6 +195,7 @@ fn kernel_settings(policy: &Policy, index: u32, ticks: Ticks) -> Settings {
         probe_limit: policy.breaker.probes,
         policy: index,
         flags: limited
+            | if policy.retry.enabled { ROW_RETRIES } else { 0 }
             | match wait_limits(policy) {
                 WaitLimits { stall: None, .. } => 0,
                 WaitLimits {
@@ -208,6 +225,35 @@ fn kernel_settings(policy: &Policy, index: u32, ticks: Ticks) -> Settings {
         pending_most: policy.limits.pending.unwrap_or(0),
         connects_per_second: policy.limits.connects_per_second.unwrap_or(0),
         limit_errno: policy.breaker.errno.number().unsigned_abs(),
+    }
+}
+
+#[expect(
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    reason = "a share is from 0 to 1"
+)]
+fn retry_settings(policy: &Policy) -> RetrySettings {
+    let retry = &policy.retry;
+    let window_ms = u64::from(millis(retry.window));
+    let floor = u64::from(retry.min_per_second) * window_ms / 1000;
+    RetrySettings {
+        window_ns: nanos(retry.window).0,
+        deadline_ns: policy.timeouts.deadline.map_or(0, |d| nanos(d).0),
+        budget_ppm: retry.budget.map_or(NO_BUDGET, |share| {
+            (share * f64::from(WHOLE_PPM)).round() as u32
+        }),
+        budget_floor: u32::try_from(floor).unwrap_or(u32::MAX),
+        limit: retry.limit.unwrap_or(NO_LIMIT),
+        scale: if retry.enabled {
+            epoch_scale(nanos(retry.window).0)
+        } else {
+            0
+        },
+        spin_per_second: retry.spin_per_second.filter(|_| retry.enabled).unwrap_or(0),
+        backoff_base_ms: retry.backoff.as_ref().map_or(0, |b| millis(b.base)),
+        backoff_max_ms: retry.backoff.as_ref().map_or(0, |b| millis(b.max)),
+        max_held: retry.max_held,
     }
 }
 

@@ -5,6 +5,7 @@
 //! and counted, verdicts are not.
 
 use std::{
+    collections::HashMap,
     os::fd::OwnedFd,
     sync::{
         Arc,
@@ -17,7 +18,8 @@ use std::{
 use agent_common::{
     Event as KernelEvent, EventKind, OTHER_ROW, Verdict,
     event::{
-        EVENT_EXCHANGE, OUTCOME_ABANDONED, OUTCOME_ESTABLISHED, OUTCOME_LOCAL, OUTCOME_RESPONSE,
+        EVENT_EXCHANGE, EVENT_RETRY_LIMIT, OUTCOME_ABANDONED, OUTCOME_ESTABLISHED, OUTCOME_LOCAL,
+        OUTCOME_RESPONSE,
     },
     row::ROW_PROTECTED,
     verdict::{STATE_CLOSED, STATE_FORCED_CLOSED, STATE_FORCED_OPEN, unpack_probe_slots},
@@ -48,6 +50,8 @@ pub const HEARTBEAT_MAX_AGE: Nanos = Nanos::from_secs(3);
 const LOSSES_EVERY: Nanos = Nanos::from_millis(250);
 /// Events handled before deadlines and commands get their turn.
 const BATCH: usize = 256;
+/// Dials at a time for rows on which the limit on retries is in force.
+const LIMITED_MOST: usize = 200;
 /// Notices that may wait for the select loop.
 pub const NOTICES: usize = 16_384;
 
@@ -204,6 +208,7 @@ impl Reactor {
             lost,
             losses_at: Nanos(0),
             raised_at: Nanos(0),
+            limited: HashMap::new(),
         };
         let thread = std::thread::Builder::new()
             .name("backstop-events".into())
@@ -267,6 +272,8 @@ struct Worker {
     lost: u64,
     losses_at: Nanos,
     raised_at: Nanos,
+    /// Dials under way for rows on which the limit on retries is in force.
+    limited: HashMap<DialTarget, RowId>,
 }
 
 impl Worker {
@@ -385,6 +392,9 @@ impl Worker {
                 self.notify(Notice::Kernel(*event));
             }
             EventKind::REJECTED => {
+                if event.flags & EVENT_RETRY_LIMIT != 0 {
+                    self.ask_for(row);
+                }
                 if self.known(row)
                     && let Some(refused) = self.table.refused(row)
                 {
@@ -573,6 +583,30 @@ impl Worker {
         }
     }
 
+    /// The limit on retries is in force on a row: whether the destination answers again, nobody else
+    /// may find out.
+    fn ask_for(&mut self, id: RowId) {
+        let Some(row) = self.table.owned(id) else {
+            return;
+        };
+        let target = DialTarget::from(&row.key);
+        if !self.plan.breaker(row.settings.policy).redial
+            || self.limited.len() >= LIMITED_MOST
+            || self.limited.contains_key(&target)
+        {
+            return;
+        }
+        let dial = Dial {
+            target,
+            netns_inode: row.netns_inode,
+            pid: row.last_pid,
+            timeout_ms: row.settings.connect_timeout_ms,
+        };
+        if self.dialer.send(dial).is_ok() {
+            self.limited.insert(target, id);
+        }
+    }
+
     /// After lost events: look at every window with failures and at every probe slot, so that
     /// nothing is missed. Not more often than [`LOSSES_EVERY`]: it takes a look at every row.
     fn losses(&mut self) {
@@ -682,6 +716,11 @@ impl Worker {
                     connections,
                 } => self.notify(Notice::Drained(row, on_open, connections)),
                 Command::DialEnded(target, success) => {
+                    if let Some(row) = self.limited.remove(&target)
+                        && success
+                    {
+                        self.table.count_dialled(row);
+                    }
                     self.handle(Event::DialEnded { target, success });
                 }
                 Command::Traffic(destinations) => {

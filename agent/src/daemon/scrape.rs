@@ -7,7 +7,7 @@ use anyhow::{Result, anyhow};
 use super::{memory, node::Node, view};
 use crate::{
     control::api::State,
-    kernel::programs::HOOKS,
+    kernel::{clock, programs::HOOKS},
     metrics::{self, Latencies, NodeMetrics, RowMetrics, Rows},
 };
 
@@ -35,6 +35,7 @@ pub async fn text(node: &mut Node) -> Result<String> {
                 .unwrap_or_default()
         };
         let (connects, responses) = (buckets(row.histogram), buckets(row.response_histogram));
+        let retries = node.table.retries(id.index);
         rows.add(&RowMetrics {
             destination: view::destination(id, &row),
             workload: view::workload(id, &row, &mut node.names),
@@ -48,10 +49,14 @@ pub async fn text(node: &mut Node) -> Result<String> {
             abandoned: row.abandoned + row.exchange_abandoned,
             throttled: u64::from(row.throttled),
             failures: view::failures(&row),
-            rejected: view::rejected(&row),
-            would_reject: view::would_reject(&row),
+            rejected: view::rejected(&row, &retries),
+            would_reject: view::would_reject(&row, &retries),
             would_reject_outcomes: [row.would_succeeded, row.would_failed],
             connections: u64::from(row.live()),
+            held: view::held(&retries),
+            retries: retries.total(),
+            budget_tokens: view::tokens(&node.plan, &row, retries, clock::now()),
+            operations: retries.operations(row.attempts),
             timeouts: view::firings(&row),
             transitions: node.tally.transitions(id),
             connect: Latencies {

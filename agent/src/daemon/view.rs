@@ -3,9 +3,10 @@
 use std::collections::{HashMap, HashSet};
 
 use agent_common::{
-    OTHER_ROW, Row as KernelRow,
+    OTHER_ROW, Retries, Row as KernelRow, budget,
     event::{OUTCOME_DEADLINE, OUTCOME_READ_TIMEOUT, OUTCOME_STALL, OUTCOME_WRITE_TIMEOUT},
     limits,
+    retry::Counted,
     row::{ROW_LIMITED, ROW_PROTECTED},
 };
 
@@ -74,6 +75,7 @@ impl Viewer<'_> {
         let until = |at: Nanos| at.0.saturating_sub(self.now.0) / agent_common::NANOS_PER_MS;
         let since = view.map_or(row.created_ns, |view| view.since.0);
         let policy = row.settings.policy;
+        let retries = self.table.retries(id.index);
         let (minute, five_minutes) = self.latency(id, row);
         let workload = workload(id, row, names);
         let known = named::of_row(self.hosts, row);
@@ -127,20 +129,41 @@ impl Viewer<'_> {
             traits: traits(row),
             local: row.local,
             failures: failures(row),
-            rejected: rejected(row),
-            would_reject: would_reject(row),
+            rejected: rejected(row, &retries),
+            would_reject: would_reject(row, &retries),
             would_reject_succeeded: row.would_succeeded,
             would_reject_failed: row.would_failed,
             limits: self.limits(row),
-            held: Held::default(),
+            held: held(&retries),
             would_timeout: row.would_timeout,
             hung_recovered: row.hung_recovered,
-            retry: Retry::default(),
+            retry: self.retry(row, retries),
             connect_latency_us: five_minutes.0,
             response_latency_us: five_minutes.1,
             connect_latency_1m_us: minute.0,
             response_latency_1m_us: minute.1,
             timeouts_ms: self.timeouts(row),
+        }
+    }
+
+    #[expect(clippy::cast_precision_loss, reason = "only shown")]
+    fn retry(&self, row: &KernelRow, retries: Retries) -> Retry {
+        let (retried, attempts) = (retries.total(), row.attempts);
+        let share = |part: u64, whole: u64| {
+            if whole == 0 {
+                0.0
+            } else {
+                part as f64 / whole as f64
+            }
+        };
+        let operations = retries.operations(attempts);
+        Retry {
+            retries: retried,
+            ratio: share(retried, attempts).min(1.0),
+            budget_tokens: tokens(self.plan, row, retries, self.now).unwrap_or(0) as f64,
+            non_idempotent: 0,
+            amplification: share(attempts, attempts.saturating_sub(retried)),
+            operations,
         }
     }
 
@@ -286,6 +309,53 @@ pub fn failures(row: &KernelRow) -> Failures {
     }
 }
 
+/// Calls refused, by reason.
+pub fn rejected(row: &KernelRow, retries: &Retries) -> Rejections {
+    Rejections {
+        breaker: row.rejected_breaker,
+        retry_budget: u64::from(retries.rejected_budget),
+        retry_limit: u64::from(retries.rejected_limit),
+        deadline: u64::from(retries.rejected_deadline),
+        limit: row.rejected_limit,
+    }
+}
+
+/// Connects that were made to wait, by reason.
+pub fn held(retries: &Retries) -> Held {
+    Held {
+        backoff: u64::from(retries.held_backoff),
+        spin: u64::from(retries.held_spin),
+    }
+}
+
+/// Calls that observe mode let pass, by reason.
+pub fn would_reject(row: &KernelRow, retries: &Retries) -> Rejections {
+    Rejections {
+        breaker: row.would_reject_breaker,
+        retry_budget: u64::from(retries.would_budget),
+        retry_limit: u64::from(retries.would_limit),
+        deadline: u64::from(retries.would_deadline),
+        limit: row.would_reject_limit,
+    }
+}
+
+/// Retries that a row's budget still allows; `None`: it has none.
+pub fn tokens(plan: &Plan, row: &KernelRow, retries: Retries, now: Nanos) -> Option<u64> {
+    let policy = plan.retry(row.settings.policy);
+    if policy.scale == 0 {
+        return None;
+    }
+    let counted = Counted {
+        retries,
+        attempts: row.attempts,
+    };
+    budget::left(
+        &counted,
+        budget::epoch(now.0, policy.scale),
+        policy.budget(),
+    )
+}
+
 /// How often each of our timeouts has ended a connection.
 pub fn firings(row: &KernelRow) -> [u64; TIMEOUTS.len()] {
     TIMEOUTS.map(|kind| match kind {
@@ -312,24 +382,6 @@ fn traits(row: &KernelRow) -> Vec<String> {
     learned(&facts)
         .map(|learned| learned.name().to_owned())
         .collect()
-}
-
-/// Calls refused, by reason.
-pub fn rejected(row: &KernelRow) -> Rejections {
-    Rejections {
-        breaker: row.rejected_breaker,
-        limit: row.rejected_limit,
-        ..Rejections::default()
-    }
-}
-
-/// Calls that observe mode let pass, by reason.
-pub fn would_reject(row: &KernelRow) -> Rejections {
-    Rejections {
-        breaker: row.would_reject_breaker,
-        limit: row.would_reject_limit,
-        ..Rejections::default()
-    }
 }
 
 /// Which timeout an outcome is of.

@@ -9,8 +9,8 @@ use std::{
 };
 
 use agent_common::{
-    ABI_VERSION, AdoptOffsets, DestinationKey, PolicyKey, Row, Settings, Verdict, key::ManualKey,
-    stamp::CONNECTION_SLOTS,
+    ABI_VERSION, AdoptOffsets, DestinationKey, PolicyKey, RetrySettings, Row, Settings, Verdict,
+    key::ManualKey, stamp::CONNECTION_SLOTS,
 };
 use anyhow::{Context as _, Result};
 use aya::{
@@ -157,6 +157,8 @@ impl Kernel {
             .map_max_entries("HISTOGRAMS", options.histograms)
             .map_max_entries("FREE_HISTOGRAMS", options.histograms)
             .map_max_entries("POLICIES", options.policies)
+            .map_max_entries("RETRIES", rows)
+            .map_max_entries("RETRY_POLICIES", options.policies)
             .map_max_entries("EVENTS", options.ring_bytes)
             .load(OBJECT)
             .map_err(|e| refused("object", &e))?;
@@ -170,6 +172,8 @@ impl Kernel {
             window_blocks,
             histograms: mapped(&mut ebpf, "HISTOGRAMS", options.histograms)?,
             policies: mapped(&mut ebpf, "POLICIES", options.policies)?,
+            retries: mapped(&mut ebpf, "RETRIES", rows)?,
+            retry_policies: mapped(&mut ebpf, "RETRY_POLICIES", options.policies)?,
         };
         let slots = mapped(&mut ebpf, "CONNECTIONS", CONNECTION_SLOTS)?;
         let Map::HashMap(spilled) = take(&mut ebpf, "SPILLED")? else {
@@ -286,18 +290,18 @@ impl Kernel {
         }
     }
 
-    /// Whether [`Kernel::settle_namespace`] can work here.
+    /// Whether [`Kernel::settlement`] can work here.
     pub fn can_settle(&self) -> bool {
         self.can_settle
     }
 
-    /// Gives TCP_USER_TIMEOUT back on every pending connect of the calling thread's network
+    /// Prepares a visit that gives TCP_USER_TIMEOUT back on every pending connect of one network
     /// namespace.
     ///
     /// # Errors
     /// When the kernel refuses the iterator.
-    pub fn settle_namespace(&mut self) -> Result<()> {
-        self.visit("settle")?.run()
+    pub fn settlement(&mut self) -> Result<Visit> {
+        self.visit("settle")
     }
 
     /// Whether [`Kernel::adoption`] can work here.
@@ -417,10 +421,14 @@ impl Kernel {
     pub fn set_policies(
         &mut self,
         settings: &[Settings],
+        retries: &[RetrySettings],
         entries: &[(PolicyKey, u32, u32)],
     ) -> Result<()> {
         for (index, settings) in (0..).zip(settings) {
             self.table.set_policy(index, *settings);
+        }
+        for (index, settings) in (0..).zip(retries) {
+            self.table.set_retry_policy(index, *settings);
         }
         let wanted: std::collections::HashMap<(u32, [u8; 24]), u32> = entries
             .iter()

@@ -4,7 +4,7 @@
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use agent_common::{
-    CallWindow, Control, Counters, Row, Settings, Verdict,
+    CallWindow, Control, Counters, Retries, RetrySettings, Row, Settings, Verdict,
     event::{OUTCOME_DEADLINE, OUTCOME_HUNG, OUTCOME_STALL, OUTCOME_WRITE_TIMEOUT},
     histogram::Histogram,
     verdict::{STATE_HALF_OPEN, STATE_RAMP, pack_probe_slots},
@@ -25,6 +25,8 @@ pub struct Table {
     pub(super) window_blocks: u32,
     pub(super) histograms: Mapped<Histogram>,
     pub(super) policies: Mapped<Settings>,
+    pub(super) retries: Mapped<Retries>,
+    pub(super) retry_policies: Mapped<RetrySettings>,
 }
 
 /// An aligned word in mapped memory.
@@ -85,6 +87,8 @@ impl Table {
             + self.exchange_windows.bytes()
             + self.histograms.bytes()
             + self.policies.bytes()
+            + self.retries.bytes()
+            + self.retry_policies.bytes()
     }
 
     /// Writes the node's control block. Mode last, so that nothing acts on half of it.
@@ -463,6 +467,28 @@ impl Table {
         self.policies.write(index, settings);
     }
 
+    /// What a policy says about retries.
+    pub fn set_retry_policy(&self, index: u32, settings: RetrySettings) {
+        self.retry_policies.write(index, settings);
+    }
+
+    /// A copy of what is counted of a row's retries.
+    pub fn retries(&self, index: u32) -> Retries {
+        let zeroed = bytemuck::Zeroable::zeroed();
+        self.retries.read(index).unwrap_or(zeroed)
+    }
+
+    /// The destination has answered a dial of the agent's own while the limit on retries was in force.
+    pub fn count_dialled(&self, id: RowId) {
+        if self.owned(id).is_none() {
+            return;
+        }
+        if let Some(retries) = self.retries.get(id.index) {
+            // SAFETY: within the mapping.
+            unsafe { half(&raw mut (*retries).dialled).fetch_add(1, Ordering::AcqRel) };
+        }
+    }
+
     /// Writes a row that no key leads to yet.
     pub(super) fn make(&self, index: u32, row: Row) {
         self.rows.write(index, row);
@@ -514,6 +540,7 @@ impl Table {
         let mut empty: Row = bytemuck::Zeroable::zeroed();
         empty.incarnation = row.incarnation;
         self.rows.write(index, empty);
+        self.retries.write(index, bytemuck::Zeroable::zeroed());
         for block in 0..self.window_blocks {
             let block = index * self.window_blocks + block;
             self.windows.write(block, bytemuck::Zeroable::zeroed());

@@ -66,6 +66,14 @@ metrics! {
         "Connects that observe mode let pass and enforce mode would have refused, by reason.";
     Counter row WOULD_REJECT_OUTCOMES = "would_reject_outcomes_total" ["outcome"]:
         "What became of the connects that observe mode let pass: succeeded or failed.";
+    Counter row HELD = "held_total" ["reason"]:
+        "Connects that were made to wait, by reason: backoff before a retry, or a task that spins.";
+    Counter row RETRIES = "retries_total" []:
+        "Connects that were retries of one that had failed.";
+    Gauge row RETRY_BUDGET = "retry_budget_tokens" []:
+        "Retries that the budget still allows; absent without a budget.";
+    Histogram row OPERATION_ATTEMPTS = "operation_attempts" []:
+        "Connects for each operation: 1 where nothing was retried.";
     Counter row TIMEOUTS = "timeouts_total" ["kind"]:
         "Calls ended by a timeout of Backstop, by timeout.";
     Gauge row BREAKER_STATE = "breaker_state" ["state"]:

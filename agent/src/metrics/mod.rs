@@ -14,7 +14,7 @@ pub use histogram::{
 };
 pub use render::{RenderError, Rows, SERIES_ROWS, render};
 
-use crate::control::api::{Failures, ReasonKind, Rejections, State, TimeoutKind};
+use crate::control::api::{Failures, Held, ReasonKind, Rejections, State, TimeoutKind};
 
 /// The numbers of the node.
 #[derive(Default)]
@@ -82,6 +82,14 @@ pub struct RowMetrics {
     pub would_reject_outcomes: [u64; 2],
     /// Live connections.
     pub connections: u64,
+    /// Connects that were made to wait.
+    pub held: Held,
+    /// Attempts that were retries.
+    pub retries: u64,
+    /// Retries that the budget still allows; `None`: there is no budget.
+    pub budget_tokens: Option<u64>,
+    /// Operations that took one attempt, two, three, four, and more.
+    pub operations: [u64; 5],
     /// Connections ended by each of our timeouts.
     pub timeouts: [u64; TIMEOUTS.len()],
     /// Changes of state so far.

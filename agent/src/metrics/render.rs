@@ -13,7 +13,7 @@ use super::{
 };
 use crate::control::api::{Failures, ReasonKind, Rejections, State, TimeoutKind};
 
-/// Label sets that get series of their own; a row has some 67, so that a full page is about 35 MB.
+/// Label sets that get series of their own; a row has some 81, so that a full page is about 42 MB.
 /// Rows beyond them are added up as destination `other`.
 pub const SERIES_ROWS: usize = 4096;
 
@@ -111,7 +111,11 @@ struct Series {
     failures: BTreeMap<&'static str, u64>,
     rejected: BTreeMap<&'static str, u64>,
     would_reject: BTreeMap<&'static str, u64>,
+    held: BTreeMap<&'static str, u64>,
     transitions: BTreeMap<(State, State, ReasonKind), u64>,
+    retries: u64,
+    budget_tokens: Option<u64>,
+    operations: [u64; 5],
     connect: Cumulative,
     response: Cumulative,
 }
@@ -150,6 +154,7 @@ impl Series {
             (&mut self.in_flight, row.in_flight),
             (&mut self.abandoned, row.abandoned),
             (&mut self.throttled, row.throttled),
+            (&mut self.retries, row.retries),
             (&mut self.connections, row.connections),
         ] {
             *sum = sum.saturating_add(count);
@@ -167,7 +172,13 @@ impl Series {
         let words = TIMEOUTS.map(TimeoutKind::as_str);
         let timeouts: Vec<_> = words.into_iter().zip(row.timeouts).collect();
         add(&mut self.timeouts, &timeouts, &always);
-        let always = ["breaker"];
+        if let Some(tokens) = row.budget_tokens {
+            *self.budget_tokens.get_or_insert(0) += tokens;
+        }
+        for (sum, count) in self.operations.iter_mut().zip(row.operations) {
+            *sum = sum.saturating_add(count);
+        }
+        let always = ["breaker", "retry_budget", "retry_limit"];
         add(
             &mut self.rejected,
             &Rejections::each(&row.rejected),
@@ -178,6 +189,8 @@ impl Series {
             &Rejections::each(&row.would_reject),
             &always,
         );
+        let held = [("backoff", row.held.backoff), ("spin", row.held.spin)];
+        add(&mut self.held, &held, &["backoff", "spin"]);
         for transition in &row.transitions {
             let key = (transition.from, transition.to, transition.reason);
             let sum = self.transitions.entry(key).or_default();
@@ -197,6 +210,11 @@ impl Series {
         page.number(declared::IN_FLIGHT, &row, &[], self.in_flight);
         page.number(declared::ABANDONED, &row, &[], self.abandoned);
         page.number(declared::THROTTLED, &row, &[], self.throttled);
+        page.number(declared::RETRIES, &row, &[], self.retries);
+        if let Some(tokens) = self.budget_tokens {
+            page.number(declared::RETRY_BUDGET, &row, &[], tokens);
+        }
+        page.operations(&row, &self.operations, self.attempts);
         page.number(declared::CONNECTIONS, &row, &[], self.connections);
         // Of interest in observe mode only.
         if self.would_reject_outcomes != [0; 2] {
@@ -212,6 +230,7 @@ impl Series {
             (declared::FAILURES, &self.failures),
             (declared::REJECTED, &self.rejected),
             (declared::WOULD_REJECT, &self.would_reject),
+            (declared::HELD, &self.held),
         ] {
             for (word, count) in counts {
                 page.number(metric, &row, &[word], *count);
@@ -287,6 +306,27 @@ impl Page {
         histogram.set_sample_count(values.count);
         histogram.set_sample_sum(seconds(values.sum_us));
         self.sample(metric, row, &[]).set_histogram(histogram);
+    }
+
+    /// Operations by their attempts, the last entry of those with more.
+    #[expect(clippy::cast_precision_loss, reason = "Prometheus numbers are f64")]
+    fn operations(&mut self, row: &[&str], operations: &[u64; 5], attempts: u64) {
+        let (mut below, mut bound) = (0, 0.0);
+        let mut buckets = Vec::new();
+        for count in operations {
+            (below, bound) = (below + count, bound + 1.0);
+            let mut bucket = proto::Bucket::default();
+            bucket.set_upper_bound(bound);
+            bucket.set_cumulative_count(below);
+            buckets.push(bucket);
+        }
+        buckets.pop();
+        let mut histogram = proto::Histogram::default();
+        histogram.set_bucket(buckets);
+        histogram.set_sample_count(below);
+        histogram.set_sample_sum(attempts as f64);
+        self.sample(declared::OPERATION_ATTEMPTS, row, &[])
+            .set_histogram(histogram);
     }
 
     fn text(mut self) -> Result<String, RenderError> {

@@ -34,6 +34,10 @@ fn row(destination: &str) -> RowMetrics {
         would_reject: Rejections::default(),
         would_reject_outcomes: [3, 1],
         connections: 6,
+        held: Held::default(),
+        retries: 3,
+        budget_tokens: Some(96),
+        operations: [4, 1, 1, 0, 0],
         timeouts: [0; 5],
         transitions: vec![Transition {
             from: State::Closed,

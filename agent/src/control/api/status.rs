@@ -398,6 +398,13 @@ pub struct Retry {
     pub budget_tokens: f64,
     /// Retries of requests that are not safe to repeat.
     pub non_idempotent: u64,
+    /// Attempts for each operation, 1 without retries; 0 without attempts. This and the next one are
+    /// additions to the first version of the format.
+    #[serde(default)]
+    pub amplification: f64,
+    /// Operations that took one attempt, two, three, four, and more.
+    #[serde(default)]
+    pub operations: [u64; 5],
 }
 
 /// Latencies in microseconds.

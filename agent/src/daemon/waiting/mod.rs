@@ -27,8 +27,11 @@ use std::{
 };
 
 use agent_common::{
-    Event as KernelEvent, EventKind, OTHER_ROW, Row, Stamp, event::EVENT_EXCHANGE,
-    row::ROW_PROTECTED, stamp::STAMP_UNJUDGED,
+    Event as KernelEvent, EventKind, OTHER_ROW, Row, Stamp,
+    event::EVENT_EXCHANGE,
+    retry::{is_retry, operation_begin_ns},
+    row::ROW_PROTECTED,
+    stamp::STAMP_UNJUDGED,
 };
 use anyhow::{Context as _, Result};
 
@@ -304,6 +307,9 @@ const MADE_FOR: Nanos = Nanos::from_secs(1);
 fn operation(stamp: &Stamp, number: u32, begun: Nanos) -> Nanos {
     // Before the first answer, this is when the connection was established.
     let established = Nanos(stamp.answered_ns);
+    if number == 1 && is_retry(stamp.operation) {
+        return Nanos(operation_begin_ns(stamp.operation));
+    }
     if number == 1 && begun - established <= MADE_FOR {
         established - Nanos::from_millis(u64::from(stamp.own_timeout_ms))
     } else {

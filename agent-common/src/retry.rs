@@ -1,0 +1,385 @@
+//! Retries: what the kernel remembers to tell one from a fresh call, and what it counts.
+//!
+//! docs/RETRIES.md says how it decides, and why so. In short: a program that closes a connection which
+//! has failed knows of the failure. If the same task then connects to the same destination sooner than
+//! its process ever does after a good call, it retries.
+
+use bytemuck::{Pod, Zeroable};
+
+use crate::{
+    budget::{Budget, Counts, SLOTS},
+    layout,
+};
+
+/// What a policy says about retries. Written by the agent, by index of the policy.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
+#[repr(C)]
+pub struct RetrySettings {
+    /// An operation ends this long after its first attempt, ns.
+    pub window_ns: u64,
+    /// Or after this long, ns; 0: none.
+    pub deadline_ns: u64,
+    /// [`Budget::share_ppm`].
+    pub budget_ppm: u32,
+    /// [`Budget::floor`].
+    pub budget_floor: u32,
+    /// Retries of an operation; [`NO_LIMIT`]: any number.
+    pub limit: u32,
+    /// Factor of the epochs of the budget ([`crate::budget::epoch_scale`]); 0: retries are not looked
+    /// for.
+    pub scale: u32,
+    /// Refusals of one task in a second beyond which they are held; 0: never.
+    pub spin_per_second: u32,
+    /// The SYN of retry n is held for a random time up to this times 2^n, ms; 0: not held.
+    pub backoff_base_ms: u32,
+    /// Or up to this, ms.
+    pub backoff_max_ms: u32,
+    /// SYNs held at once, of the whole node; retries beyond are refused.
+    pub max_held: u32,
+}
+
+layout!(RetrySettings, size 48, window_ns at 0, budget_ppm at 16, scale at 28, max_held at 44);
+
+/// In [`RetrySettings::limit`].
+pub const NO_LIMIT: u32 = u32::MAX;
+
+impl RetrySettings {
+    /// The budget.
+    #[inline(always)]
+    pub const fn budget(&self) -> Budget {
+        Budget {
+            share_ppm: self.budget_ppm,
+            floor: self.budget_floor,
+        }
+    }
+}
+
+/// What is counted of a row's retries. One entry for each row, of the same index. Written by the
+/// kernel but where said; zero in a free row.
+#[derive(Clone, Copy, Debug, Pod, Zeroable)]
+#[repr(C)]
+pub struct Retries {
+    /// Attempts and tokens spent at the begin of the last epochs ([`crate::budget`]).
+    pub begins: [u64; SLOTS],
+    /// The epoch under way.
+    pub epoch: u64,
+    /// Tokens of the budget spent so far.
+    pub spent: u64,
+    /// Retries refused because the budget was spent.
+    pub rejected_budget: u32,
+    /// Retries refused because the operation had had its number of them.
+    pub rejected_limit: u32,
+    /// As `rejected_budget`, where observe mode let them pass.
+    pub would_budget: u32,
+    /// As `rejected_limit`, likewise.
+    pub would_limit: u32,
+    /// Times that the destination answered a dial of the agent's own while a limit was in force.
+    /// Written by the agent.
+    pub dialled: u32,
+    /// Retries whose SYN was held.
+    pub held_backoff: u32,
+    /// Refusals of any kind that were held.
+    pub held_spin: u32,
+    /// Retries refused because the deadline of their operation had passed.
+    pub rejected_deadline: u32,
+    /// Retries that passed, by what they were of their operation: its second attempt, its third, its
+    /// fourth, a later one.
+    pub nth: [u32; NTH],
+    /// As `rejected_deadline`, where observe mode let them pass.
+    pub would_deadline: u32,
+    /// Zero.
+    pub reserved: u32,
+}
+
+/// Entries of [`Retries::nth`].
+pub const NTH: usize = 4;
+
+layout!(Retries, size 136, begins at 0, epoch at 64, rejected_budget at 80, nth at 112);
+
+impl Retries {
+    /// Retries that passed.
+    pub fn total(&self) -> u64 {
+        self.nth.iter().map(|&n| u64::from(n)).sum()
+    }
+
+    /// Operations by the number of attempts that they took, [`NTH`] + 1 and more together, given all
+    /// attempts of the row. Those under way count with the attempts that they have had.
+    pub fn operations(&self, attempts: u64) -> [u64; NTH + 1] {
+        let mut at_least = [attempts.saturating_sub(self.total()); NTH + 1];
+        for (to, &nth) in at_least[1..].iter_mut().zip(&self.nth) {
+            *to = u64::from(nth);
+        }
+        // What the last entry holds may be several attempts of one operation.
+        at_least[NTH] = at_least[NTH].min(at_least[NTH - 1]);
+        let mut operations = at_least;
+        for number in 0..NTH {
+            operations[number] = at_least[number].saturating_sub(at_least[number + 1]);
+        }
+        operations
+    }
+}
+
+/// A copy of a row's counters, to be read.
+#[derive(Clone, Copy, Debug)]
+pub struct Counted {
+    /// The counters.
+    pub retries: Retries,
+    /// The row's attempts.
+    pub attempts: u64,
+}
+
+impl Counts for Counted {
+    fn epoch(&self) -> u64 {
+        self.retries.epoch
+    }
+
+    fn begin(&self, slot: usize) -> u64 {
+        self.retries.begins[slot]
+    }
+
+    fn attempts(&self) -> u64 {
+        self.attempts
+    }
+
+    fn spent(&self) -> u64 {
+        self.retries.spent
+    }
+}
+
+/// What is known of a task (a thread) and a row. Approximate on purpose: two of them may share a place,
+/// and then the later one has it. Written by the task itself, at a connect and at the close of a socket.
+#[derive(Clone, Copy, Debug, Pod, Zeroable)]
+#[repr(C)]
+pub struct Task {
+    /// Packed task and row ([`owner`]); 0: nobody.
+    pub owner: u64,
+    /// When it last closed a connection to the destination, or connected (CLOCK_MONOTONIC, ns); 0: not
+    /// known.
+    pub last_ns: u64,
+    /// Of the connection that failed: its operation ([`pack_operation`]).
+    pub operation: u64,
+    /// The row's incarnation.
+    pub incarnation: u32,
+    /// One of the `ENDED_` constants: what it knows of its last connection.
+    pub ended: u32,
+    /// Failed connections that it has closed, and has not retried yet.
+    pub pending: u32,
+    /// Generation of the row's verdict when the connection failed.
+    pub generation: u32,
+    /// Answers of the destination to anybody until then.
+    pub answers: u32,
+    /// Pause before the last retry of the operation, ns, also of a refused one; 0: there was none.
+    pub retried_ns: u32,
+    /// Connections that it has opened while it was watched, and has not closed.
+    pub open: u32,
+    /// Not 0 once it was seen to have had a good call, or several calls at once: without a pace to compare
+    /// with, nothing that it does is taken for a retry.
+    pub in_doubt: u32,
+}
+
+layout!(Task, size 56, owner at 0, operation at 16, ended at 28, open at 48);
+
+/// Places of tasks; a power of two.
+pub const TASK_SLOTS: u32 = 8192;
+
+/// Longest pause that is remembered (4.3 s); longer ones count as this.
+const LONGEST: u32 = u32::MAX;
+
+/// The connection ended well, or nothing is known of it that a retry could be for.
+pub const ENDED_WELL: u32 = 0;
+/// The connect failed.
+pub const ENDED_UNCONNECTED: u32 = 1;
+/// The last exchange failed.
+pub const ENDED_UNANSWERED: u32 = 2;
+
+/// A task or process, and a row, in one word. Not 0.
+#[inline(always)]
+pub const fn owner(id: u32, row: u32) -> u64 {
+    ((id as u64) << 32) | row as u64
+}
+
+/// The place that an owner has among `slots` (a power of two).
+#[inline(always)]
+pub const fn place(owner: u64, slots: u32) -> u32 {
+    // Fibonacci hashing: the high bits of the product are the mixed ones.
+    let mixed = owner.wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    (mixed >> 48) as u32 & (slots - 1)
+}
+
+/// An operation as an attempt carries it: when its first attempt began ([`operation_time`], 47 bits: 4 years), its
+/// number in the chain, and its number since the destination was last seen to answer (each from 1, and
+/// at most 255).
+#[inline(always)]
+pub const fn pack_operation(first: u64, number: u32, since: u32) -> u64 {
+    const MOST: u32 = 255;
+    let number = if number > MOST { MOST } else { number };
+    let since = if since > MOST { MOST } else { since };
+    (first << 16) | ((number as u64) << 8) | since as u64
+}
+
+/// First attempt, number and number since an answer, from [`pack_operation`].
+#[inline(always)]
+pub const fn unpack_operation(word: u64) -> (u64, u32, u32) {
+    let first = (word & !HELD) >> 16;
+    (first, (word >> 8) as u32 & 0xff, word as u32 & 0xff)
+}
+
+/// In an operation that the connect hook has judged: its SYN is to be held.
+pub const HELD: u64 = 1 << 63;
+
+/// Whether it is a later attempt than the first.
+#[inline(always)]
+pub const fn is_retry(operation: u64) -> bool {
+    operation_number(operation) > 1
+}
+
+/// Which attempt it is, from 1.
+#[inline(always)]
+pub const fn operation_number(operation: u64) -> u32 {
+    (operation >> 8) as u32 & 0xff
+}
+
+/// When the first attempt of an operation began (CLOCK_MONOTONIC, ns).
+#[inline(always)]
+pub const fn operation_begin_ns(operation: u64) -> u64 {
+    ((operation & !HELD) >> 16) << 10
+}
+
+/// Longest hold of retry n (0: the first): `base` x 2^n, at most `max`, ms.
+#[inline(always)]
+pub const fn backoff_ms(base_ms: u32, max_ms: u32, retry: u32) -> u32 {
+    let doubled = (base_ms as u64) << (if retry > 16 { 16 } else { retry });
+    if doubled > max_ms as u64 {
+        max_ms
+    } else {
+        doubled as u32
+    }
+}
+
+/// A time as an operation carries it: units of 1,024 ns.
+#[inline(always)]
+pub const fn operation_time(now_ns: u64) -> u64 {
+    now_ns >> 10
+}
+
+/// The first attempt of an operation.
+#[inline(always)]
+pub const fn fresh(now_ns: u64) -> u64 {
+    pack_operation(operation_time(now_ns), 1, 1)
+}
+
+/// Time since an operation's first attempt, ns.
+#[inline(always)]
+pub const fn age_ns(first: u64, now_ns: u64) -> u64 {
+    now_ns.saturating_sub(first << 10)
+}
+
+/// A time as rows remember it: units of 2^20 ns (1.05 ms). Wraps after 52 days.
+#[inline(always)]
+pub const fn tick(now_ns: u64) -> u32 {
+    (now_ns >> 20) as u32
+}
+
+/// Whether a time of [`tick`] is yet to come. (One that is older than 26 days seems to be, and then a few
+/// connects are looked at for nothing.)
+#[inline(always)]
+pub const fn is_to_come(tick: u32, now: u32) -> bool {
+    tick.wrapping_sub(now) as i32 > 0
+}
+
+/// Connects that come further apart are all looked at, ns: what it costs does not matter then.
+pub const SELDOM_NS: u64 = 1 << 22;
+
+/// While nothing fails, the pace of quicker programs is learnt in one part of time in 32 (of 134 ms each).
+#[inline(always)]
+pub const fn is_sample(now_ns: u64) -> bool {
+    (now_ns >> 27) & 31 == 0
+}
+
+/// A pause after a good call is looked for this long, in units of [`tick`] (134 ms).
+pub const SAMPLE_TICKS: u32 = 128;
+
+/// Connects that come in different parts of time (of 1.07 s) than the one before are looked at, so that
+/// the budget knows the attempts of its window.
+#[inline(always)]
+pub const fn is_new_second(now_ns: u64, before_ns: u64) -> bool {
+    now_ns >> 30 != before_ns >> 30
+}
+
+/// A pause as it is remembered.
+#[inline(always)]
+pub const fn pause(ns: u64) -> u32 {
+    if ns >= LONGEST as u64 {
+        LONGEST
+    } else {
+        ns as u32
+    }
+}
+
+/// Whether a program whose pace is not known does what a retry would, given the pause before the retry
+/// before this one (0: there was none). Where the pause is far longer, it has done something else
+/// meanwhile.
+#[inline(always)]
+pub const fn is_in_time(pause_ns: u64, retried_ns: u32) -> bool {
+    const LONG_NS: u64 = 100_000_000;
+    const FAR_LONGER: u64 = 16;
+    retried_ns == 0 || pause_ns < LONG_NS || pause_ns < retried_ns as u64 * FAR_LONGER
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::pace::PACE_SLOTS;
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn an_operation_survives_packing(first in 0_u64..1 << 47, number in 1_u32..400, since in 1_u32..400) {
+            let word = pack_operation(first, number, since);
+            prop_assert_eq!(unpack_operation(word), (first, number.min(255), since.min(255)));
+        }
+
+        #[test]
+        fn places_are_places(id: u32, row: u32) {
+            prop_assert!(place(owner(id, row), TASK_SLOTS) < TASK_SLOTS);
+            prop_assert!(place(owner(id, row), PACE_SLOTS) < PACE_SLOTS);
+        }
+
+        #[test]
+        fn times_to_come(now: u32, ahead in 1_u32..1 << 30) {
+            prop_assert!(is_to_come(now.wrapping_add(ahead), now));
+            prop_assert!(!is_to_come(now.wrapping_sub(ahead), now));
+            prop_assert!(!is_to_come(now, now));
+        }
+
+        /// Waits that grow as those of most programs do are one operation's.
+        #[test]
+        fn growing_waits_are_soon(wait_ms in 1_u64..1_000, factor in 1_u64..10, n in 1_u32..5) {
+            let wait = |n| wait_ms * factor.pow(n) * 1_000_000;
+            prop_assert!(is_in_time(wait(n), pause(wait(n - 1))) || wait(n - 1) >= 1 << 32);
+        }
+    }
+
+    #[test]
+    fn operations_by_attempts() {
+        let mut retries: Retries = Zeroable::zeroed();
+        assert_eq!(retries.operations(7), [7, 0, 0, 0, 0]);
+        // Three of one attempt, one each of two and of four.
+        retries.nth = [2, 1, 1, 0];
+        assert_eq!(retries.operations(9), [3, 1, 0, 1, 0]);
+    }
+
+    /// Tasks of one process, and tasks of many rows, hardly ever share a place.
+    #[test]
+    fn neighbours_are_apart() {
+        let mut taken = [false; TASK_SLOTS as usize];
+        let mut shared = 0;
+        for tid in 4_000..4_500 {
+            for row in [7, 8] {
+                let place = place(owner(tid, row), TASK_SLOTS) as usize;
+                shared += u32::from(core::mem::replace(&mut taken[place], true));
+            }
+        }
+        assert!(shared < 150, "{shared}");
+    }
+}

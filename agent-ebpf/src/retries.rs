@@ -1,0 +1,522 @@
+//! Retries: telling them from fresh calls, and refusing those beyond limit and budget.
+//!
+//! What a failure means to a program is decided where the program closes the failed socket, because
+//! only then does it know; the task that closes it is the one that retries. The rules are in
+//! docs/RETRIES.md, what is remembered in [`agent_common::retry`].
+
+use agent_common::{
+    Mode, NANOS_PER_MS, OTHER_ROW, Retries, RetrySettings, Row, Stamp, Verdict,
+    budget::{self, Cells, Counts},
+    pace::{self, PACE_SLOTS},
+    retry::{
+        ENDED_UNCONNECTED, ENDED_WELL, HELD, NO_LIMIT, NTH, SAMPLE_TICKS, SELDOM_NS, TASK_SLOTS,
+        Task, age_ns, fresh, is_in_time, is_new_second, is_to_come, operation_begin_ns, owner,
+        pack_operation, pause, place, tick, unpack_operation,
+    },
+    row::ROW_RETRIES,
+    stamp::{STAMP_WATCHED, unpack_request},
+};
+use aya_ebpf::helpers::generated::bpf_get_current_pid_tgid;
+
+use crate::{
+    atomics, held, maps,
+    opaque::{hidden, hidden64},
+    outcome,
+};
+
+/// In place of an operation: refused, its operation has had its number of retries.
+pub const OVER_LIMIT: u64 = 1;
+/// In place of an operation: refused, the budget is spent.
+pub const OVER_BUDGET: u64 = 2;
+/// In place of an operation: refused, its deadline has passed.
+pub const OVER_DEADLINE: u64 = 3;
+/// The last of them.
+pub const OVER_LAST: u64 = OVER_DEADLINE;
+
+/// Whether a connect is looked at as a possible retry. Where nothing has failed of late, hardly any is.
+///
+/// # Safety
+/// `row` must be the row of that index; `before_ns` is when the connect before was.
+#[inline(always)]
+pub unsafe fn is_watched(row: *mut Row, before_ns: u64, now: u64) -> bool {
+    // SAFETY: by contract, map memory.
+    let until = unsafe { (&raw const (*row).retry_watch).read_volatile() };
+    is_to_come(until, tick(now))
+        // (The connect that has made the row comes before its begin.)
+        || now.wrapping_sub(before_ns).wrapping_sub(1) > SELDOM_NS
+        || is_new_second(now, before_ns)
+}
+
+/// Connects of this row are looked at for so long.
+#[inline(always)]
+unsafe fn watch(row: *mut Row, now: u64, ticks: u32) {
+    // SAFETY: by the caller, map memory. (Two at once may leave the shorter time: then the next failure
+    // makes it longer.)
+    unsafe {
+        let until = tick(now).wrapping_add(ticks);
+        let place = &raw mut (*row).retry_watch;
+        if is_to_come(until, place.read_volatile()) || !is_to_come(place.read_volatile(), tick(now))
+        {
+            place.write_volatile(until);
+        }
+    }
+}
+
+/// A row's budget as it lies in the map.
+struct Shared {
+    retries: *mut Retries,
+    attempts: u64,
+}
+
+impl Counts for Shared {
+    #[inline(always)]
+    fn epoch(&self) -> u64 {
+        // SAFETY: map memory (as for all functions here).
+        unsafe { atomics::load(&raw const (*self.retries).epoch) }
+    }
+
+    #[inline(always)]
+    fn begin(&self, slot: usize) -> u64 {
+        let begins = self.begins();
+        // SAFETY: as above; the index is masked again for the verifier.
+        unsafe { begins.add(slot & (budget::SLOTS - 1)).read_volatile() }
+    }
+
+    #[inline(always)]
+    fn attempts(&self) -> u64 {
+        self.attempts
+    }
+
+    #[inline(always)]
+    fn spent(&self) -> u64 {
+        // SAFETY: as above.
+        unsafe { atomics::load(&raw const (*self.retries).spent) }
+    }
+}
+
+impl Cells for Shared {
+    #[inline(always)]
+    fn advance(&mut self, from: u64, to: u64) -> bool {
+        // SAFETY: as above.
+        unsafe { atomics::replace(&raw mut (*self.retries).epoch, from, to) }
+    }
+
+    #[inline(always)]
+    fn set_begin(&mut self, slot: usize, counts: u64) {
+        let begins = self.begins();
+        // SAFETY: as above.
+        unsafe {
+            begins
+                .add(slot & (budget::SLOTS - 1))
+                .write_volatile(counts)
+        };
+    }
+
+    #[inline(always)]
+    fn add_spent(&mut self, amount: u64) -> u64 {
+        // SAFETY: as above.
+        unsafe { atomics::add(&raw mut (*self.retries).spent, amount) }
+    }
+}
+
+impl Shared {
+    #[inline(always)]
+    fn begins(&self) -> *mut u64 {
+        // SAFETY: as above.
+        unsafe { (&raw mut (*self.retries).begins).cast() }
+    }
+}
+
+/// A row enters an epoch of its budget, if it has not done so yet.
+#[inline(never)]
+pub fn enter(index: u32, epoch: u64) {
+    let (Some(retries), Some(row)) = (maps::RETRIES.get_ptr_mut(index), maps::ROWS.get_ptr(index))
+    else {
+        return;
+    };
+    // SAFETY: map memory.
+    let attempts = unsafe { atomics::load(&raw const (*row).attempts) };
+    budget::enter(&mut Shared { retries, attempts }, epoch);
+}
+
+/// The operation that a connect is an attempt of ([`pack_operation`], and [`HELD`] when its SYN is to be
+/// held), or one of the `OVER_` constants when it is to be refused. `mode` is what may be done to it: one
+/// of the [`Mode`] constants.
+///
+/// # Safety
+/// `row` must be the row of that index.
+#[inline(never)]
+pub unsafe fn judge(row: *mut Row, index: u32, now: u64, pid_tgid: u64, mode: u32) -> u64 {
+    // SAFETY: by contract, map memory.
+    unsafe {
+        let Some(policy) = maps::RETRY_POLICIES.get_ptr((*row).settings.policy) else {
+            return fresh(now);
+        };
+        enter(index, budget::epoch(now, (*policy).scale));
+        let caller = owner(pid_tgid as u32, index);
+        let Some(task) = maps::TASKS.get_ptr_mut(place(caller, TASK_SLOTS)) else {
+            return fresh(now);
+        };
+        claim(task, caller, row);
+        let operation = hidden64(again(row, task, now, (pid_tgid >> 32) as u32, policy));
+        let operation = if operation == 0 {
+            fresh(now)
+        } else {
+            allowed(task, policy, now, operation, mode)
+        };
+        let operation = hidden64(operation);
+        if operation > OVER_LAST {
+            if (*task).open != 0 {
+                (*task).in_doubt = 1;
+            }
+            (*task).open += 1;
+        }
+        operation
+    }
+}
+
+/// The place is this task's from here on.
+#[inline(always)]
+unsafe fn claim(task: *mut Task, caller: u64, row: *mut Row) {
+    // SAFETY: by the caller, map memory.
+    unsafe {
+        if (*task).owner == caller && (*task).incarnation == (*row).incarnation {
+            return;
+        }
+        (*task).owner = caller;
+        (*task).incarnation = (*row).incarnation;
+        (*task).last_ns = 0;
+        (*task).ended = ENDED_WELL;
+        (*task).pending = 0;
+        (*task).retried_ns = 0;
+        (*task).open = 0;
+        (*task).in_doubt = 0;
+    }
+}
+
+/// A task connects again: the operation that it continues and has failed, 0: none.
+#[inline(never)]
+unsafe fn again(
+    row: *mut Row,
+    task: *mut Task,
+    now: u64,
+    pid: u32,
+    policy: *const RetrySettings,
+) -> u64 {
+    // SAFETY: by the caller, map memory.
+    unsafe {
+        let last_ns = (*task).last_ns;
+        (*task).last_ns = now;
+        if last_ns == 0 {
+            return 0;
+        }
+        let pause_ns = now.saturating_sub(last_ns);
+        let process = owner(pid, (*task).owner as u32);
+        let Some(pace) = maps::PACES.get_ptr_mut(place(process, PACE_SLOTS)) else {
+            return 0;
+        };
+        if (*pace).owner != process {
+            *pace = bytemuck::Zeroable::zeroed();
+            (*pace).owner = process;
+        }
+        let bucket = hidden(pace::bucket(pause_ns));
+        if (*task).ended == ENDED_WELL {
+            (*pace).good = pace::with((*pace).good, bucket);
+            return 0;
+        }
+        let is_soon = if pace::total((*pace).good) == 0 {
+            (*task).in_doubt == 0
+                && (*task).open == 0
+                && (*task).pending <= 1
+                && is_in_time(pause_ns, (*task).retried_ns)
+        } else {
+            pace::is_soon((*pace).good, (*pace).failed, bucket)
+        };
+        let is_soon = hidden(u32::from(is_soon));
+        (*pace).failed = pace::with((*pace).failed, bucket);
+        let (first, _, _) = unpack_operation((*task).operation);
+        let age_ns = age_ns(first, now);
+        // (Past the deadline it is refused for another window.)
+        let over_deadline = (*policy).deadline_ns != 0 && age_ns > (*policy).deadline_ns;
+        let mut most_ns = (*policy).window_ns;
+        if over_deadline {
+            most_ns += (*policy).deadline_ns;
+        }
+        let is_over = age_ns > most_ns
+            || Verdict::unpack(atomics::load(&raw const (*row).verdict)).generation
+                != (*task).generation;
+        if is_over || is_soon == 0 {
+            (*task).ended = ENDED_WELL;
+            (*task).pending = 0;
+            (*task).retried_ns = 0;
+            return 0;
+        }
+        // (0 says that there was none.)
+        (*task).retried_ns = pause(pause_ns) | 1;
+        (*task).operation
+    }
+}
+
+/// A retry: its operation, or that it is refused.
+#[inline(never)]
+unsafe fn allowed(
+    task: *mut Task,
+    policy: *const RetrySettings,
+    now: u64,
+    operation: u64,
+    mode: u32,
+) -> u64 {
+    // SAFETY: by the caller, map memory.
+    unsafe {
+        let index = (*task).owner as u32;
+        let (Some(retries), Some(row)) = (
+            maps::RETRIES.get_ptr_mut(index),
+            maps::ROWS.get_ptr_mut(index),
+        ) else {
+            return fresh(now);
+        };
+        let (first, number, since) = unpack_operation(operation);
+        // Several have failed, so it may be any one's; or the destination answers: what limits an
+        // operation begins anew.
+        let is_anew =
+            (*task).pending > 1 || answers(row, retries, (*task).ended) != (*task).answers;
+        let since = if is_anew { 0 } else { since };
+        let deadline_ns = (*policy).deadline_ns;
+        if deadline_ns != 0 && age_ns(first, now) > deadline_ns {
+            if is_anew {
+                (*task).ended = ENDED_WELL;
+                (*task).pending = 0;
+                return fresh(now);
+            }
+            if mode != Mode::OFF {
+                if mode == Mode::ENFORCE {
+                    atomics::add32(&raw mut (*retries).rejected_deadline, 1);
+                } else {
+                    atomics::add32(&raw mut (*retries).would_deadline, 1);
+                }
+                return OVER_DEADLINE;
+            }
+        }
+        let mut held = 0;
+        if mode != Mode::OFF {
+            let limit = (*policy).limit;
+            if limit != NO_LIMIT && since > limit {
+                if mode == Mode::ENFORCE {
+                    atomics::add32(&raw mut (*retries).rejected_limit, 1);
+                } else {
+                    atomics::add32(&raw mut (*retries).would_limit, 1);
+                }
+                return OVER_LIMIT;
+            }
+            let mut shared = Shared {
+                retries,
+                attempts: atomics::load(&raw const (*row).attempts),
+            };
+            let epoch = budget::epoch(now, (*policy).scale);
+            if !budget::take(&mut shared, epoch, (*policy).budget()) {
+                if mode == Mode::ENFORCE {
+                    atomics::add32(&raw mut (*retries).rejected_budget, 1);
+                } else {
+                    atomics::add32(&raw mut (*retries).would_budget, 1);
+                }
+                return OVER_BUDGET;
+            }
+            if (*policy).backoff_base_ms != 0 && mode == Mode::ENFORCE {
+                if !held::take((*policy).max_held) {
+                    atomics::add32(&raw mut (*retries).rejected_budget, 1);
+                    return OVER_BUDGET;
+                }
+                held = HELD;
+            }
+        }
+        passes(task, retries, first, number, since) | held
+    }
+}
+
+/// A retry passes.
+#[inline(always)]
+unsafe fn passes(
+    task: *mut Task,
+    retries: *mut Retries,
+    first: u64,
+    number: u32,
+    since: u32,
+) -> u64 {
+    // SAFETY: by the caller, map memory.
+    unsafe {
+        (*task).pending = (*task).pending.saturating_sub(1);
+        if (*task).pending == 0 {
+            (*task).ended = ENDED_WELL;
+            // The pause after this connect says nothing of the pace after a good call.
+            (*task).last_ns = 0;
+        }
+        let nth = (number.wrapping_sub(1) as usize).min(NTH - 1);
+        atomics::add32((&raw mut (*retries).nth).cast::<u32>().add(nth), 1);
+        pack_operation(first, number + 1, since + 1)
+    }
+}
+
+/// What is left of an operation's deadline, ms, at least 1; `u32::MAX` where it has none.
+///
+/// # Safety
+/// `row` must be map memory.
+#[inline(never)]
+pub unsafe fn left_ms(row: *mut Row, operation: u64, now: u64) -> u32 {
+    // SAFETY: by contract; as the policy's entry.
+    unsafe {
+        let Some(policy) = maps::RETRY_POLICIES.get_ptr((*row).settings.policy) else {
+            return u32::MAX;
+        };
+        let deadline_ns = (*policy).deadline_ns;
+        if deadline_ns == 0 {
+            return u32::MAX;
+        }
+        let ends_ns = operation_begin_ns(operation) + deadline_ns;
+        let left_ms = ends_ns.saturating_sub(now) / NANOS_PER_MS;
+        if left_ms == 0 { 1 } else { left_ms as u32 }
+    }
+}
+
+/// Observe mode: one that enforce mode would have refused goes out as a retry all the same.
+///
+/// # Safety
+/// `caller` must be that of [`judge`], `index` its row's.
+#[inline(never)]
+pub unsafe fn let_pass(index: u32, caller: u32) -> u64 {
+    // SAFETY: map memory.
+    unsafe {
+        let caller = owner(caller, index);
+        let Some(task) = maps::TASKS.get_ptr_mut(place(caller, TASK_SLOTS)) else {
+            return 0;
+        };
+        let Some(retries) = maps::RETRIES.get_ptr_mut(index) else {
+            return 0;
+        };
+        let (first, number, since) = unpack_operation((*task).operation);
+        (*task).open += 1;
+        passes(task, retries, first, number, since)
+    }
+}
+
+/// Answers of the destination to anybody, of the kind that was missed; wraps.
+#[inline(always)]
+unsafe fn answers(row: *mut Row, retries: *mut Retries, ended: u32) -> u32 {
+    // SAFETY: by the caller, map memory.
+    unsafe {
+        if ended == ENDED_UNCONNECTED {
+            let established = atomics::load(&raw const (*row).established) as u32;
+            return established.wrapping_add((&raw const (*retries).dialled).read_volatile());
+        }
+        let responses = atomics::load(&raw const (*row).responses);
+        let failed = atomics::load(&raw const (*row).exchange_status);
+        responses.wrapping_sub(failed) as u32
+    }
+}
+
+/// The current task closes a socket and so knows how its connection ended (`ENDED_`).
+///
+/// # Safety
+/// `stamp` must be the socket's, and the program run for the task that closes it.
+#[inline(never)]
+pub unsafe fn known(stamp: *mut Stamp, now: u64, ended: u32) {
+    // SAFETY: by contract, map memory.
+    unsafe {
+        let is_watched = (*stamp).flags & STAMP_WATCHED != 0;
+        if ended == ENDED_WELL && !is_watched {
+            return;
+        }
+        let Some(row) = outcome::unpinned_row_of(stamp) else {
+            return;
+        };
+        let index = (*stamp).row;
+        if index == OTHER_ROW || (*row).settings.flags & ROW_RETRIES == 0 {
+            return;
+        }
+        let current = bpf_get_current_pid_tgid();
+        let caller = owner(current as u32, index);
+        let (Some(task), Some(retries), Some(policy)) = (
+            maps::TASKS.get_ptr_mut(place(caller, TASK_SLOTS)),
+            maps::RETRIES.get_ptr_mut(index),
+            maps::RETRY_POLICIES.get_ptr((*row).settings.policy),
+        ) else {
+            return;
+        };
+        claim(task, caller, row);
+        if is_watched && (*stamp).tid == current as u32 {
+            (*task).open = (*task).open.saturating_sub(1);
+        }
+        let (number, _) = unpack_request(atomics::load(&raw const (*stamp).request));
+        if number > 1 {
+            (*task).in_doubt = 1;
+        }
+        if ended == ENDED_WELL {
+            (*task).in_doubt = 1;
+            // A failure that it has not retried yet stays what it may retry next.
+            if (*task).pending == 0 {
+                (*task).ended = ENDED_WELL;
+                (*task).retried_ns = 0;
+                (*task).last_ns = now;
+            }
+            watch(row, now, SAMPLE_TICKS);
+            return;
+        }
+        (*task).ended = ended;
+        (*task).pending += 1;
+        (*task).last_ns = now;
+        (*task).operation = if (*stamp).operation == 0 {
+            // An adopted connection.
+            fresh(now)
+        } else {
+            (*stamp).operation
+        };
+        (*task).answers = answers(row, retries, ended);
+        let verdict = Verdict::unpack(atomics::load(&raw const (*row).verdict));
+        (*task).generation = verdict.generation;
+        watch(row, now, tick((*policy).window_ns) + 1);
+    }
+}
+
+/// Whether the pause before a request on a connection that has answered `number` of them is to be noted:
+/// while nothing fails, of the first few, and of one in 32.
+///
+/// # Safety
+/// As [`kept`].
+#[inline(always)]
+pub unsafe fn is_wanted(stamp: *mut Stamp, row: *mut Row, number: u32, now: u64) -> bool {
+    // SAFETY: by contract, map memory.
+    unsafe {
+        if (&raw const (*stamp).is_long).read_volatile() != 0 {
+            return false;
+        }
+        number < 4
+            || number & 31 == 0
+            || is_to_come((&raw const (*row).retry_watch).read_volatile(), tick(now))
+    }
+}
+
+/// A request follows so long after the answer to the one before, on the same connection: a pause after a
+/// good call.
+///
+/// # Safety
+/// `stamp` must be the connection's and `row` its row.
+#[inline(never)]
+pub unsafe fn kept(stamp: *mut Stamp, row: *mut Row, now: u64) {
+    // SAFETY: by contract, map memory.
+    unsafe {
+        let index = (*stamp).row;
+        let flags = (*row).settings.flags;
+        if (*stamp).ended != ENDED_WELL || index == OTHER_ROW || flags & ROW_RETRIES == 0 {
+            return;
+        }
+        let process = owner((*stamp).pid, index);
+        let Some(pace) = maps::PACES.get_ptr_mut(place(process, PACE_SLOTS)) else {
+            return;
+        };
+        if (*pace).owner != process {
+            *pace = bytemuck::Zeroable::zeroed();
+            (*pace).owner = process;
+        }
+        let pause_ns = now.saturating_sub((*stamp).answered_ns);
+        (*pace).good = pace::with((*pace).good, hidden(pace::bucket(pause_ns)));
+    }
+}
