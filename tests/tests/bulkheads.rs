@@ -21,10 +21,10 @@ const TO: SocketAddr = TestNet::server4(8080);
 const DESTINATION: &str = "10.77.0.2:8080";
 const BLACKHOLE: SocketAddr = SocketAddr::new(TestNet::blackhole4(0), 80);
 
-/// Nothing else refuses: no breaker, and an errno that the network does not give.
+/// Nothing else refuses or holds: no breaker, no budget, and an errno that the network does not give.
 fn config(limits: &str) -> String {
     format!(
-        "[defaults.breaker]\nerrno = \"EPERM\"\nfailure_rate = \"off\"\nconsecutive_failures = 0\n\
+        "[defaults]\nretry = \"off\"\n[defaults.breaker]\nerrno = \"EPERM\"\nfailure_rate = \"off\"\nconsecutive_failures = 0\n\
          [defaults.limits]\n{limits}\n"
     )
 }
