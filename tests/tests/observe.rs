@@ -57,7 +57,8 @@ fn nothing_is_refused_and_everything_counted() {
 fn what_became_of_them() {
     need!("python3");
     let (net, group) = (TestNet::new(), TestCgroup::new("became"));
-    let config = "[defaults.breaker]\nredial = false\ncooldown = \"5m\"\n";
+    let config =
+        "[defaults]\nretry = \"off\"\n[defaults.breaker]\nredial = false\ncooldown = \"5m\"\n";
     let options = AgentOptions::new(&group).config(config);
     let agent = options.args(&["--mode", "observe"]).start();
     let mut dialer = Dialer::start(DIAL, &group, &net.client);
