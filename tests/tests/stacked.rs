@@ -31,8 +31,10 @@ impl Scene {
         let _server = Server::start(&net.server, TO);
         let outer_group = TestCgroup::new("outer");
         let group = outer_group.child("inner");
-        let outer = Agent::start(&outer_group, config);
-        let inner = Agent::start(&group, config);
+        // Two limits on retries would refuse what the other lets pass.
+        let config = format!("[defaults]\nretry = \"off\"\n{config}");
+        let outer = Agent::start(&outer_group, &config);
+        let inner = Agent::start(&group, &config);
         let dialer = Dialer::start(DIAL, &group, &net.client);
         // Its parent removes it.
         std::mem::forget(group);
@@ -116,7 +118,7 @@ fn both_pass() {
     scene
         .inner
         .home()
-        .write_config("[defaults.timeouts]\nconnect = \"9s\"\n");
+        .write_config("[defaults]\nretry = \"off\"\n[defaults.timeouts]\nconnect = \"9s\"\n");
     assert_eq!(scene.inner.request("POST", "/v1/reload").status, 200);
     assert_eq!(scene.dialer.connect(TO).errno, 0);
     for _ in 0..5 {
