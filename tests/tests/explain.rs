@@ -51,7 +51,7 @@ fn setting<'v>(explained: &'v Value, key: &str) -> &'v Value {
 fn the_policy_that_is_explained_is_the_one_in_force() {
     let (net, group) = (TestNet::new(), TestCgroup::new("explain"));
     let workload = group.workload();
-    let agent = Agent::start(&group, &config(&workload));
+    let agent = Agent::start_for_loops(&group, &config(&workload));
 
     // Before anything was seen, for anybody.
     let nobody = explain(&agent, &[]);
@@ -161,7 +161,7 @@ fn what_cannot_be_explained_says_why() {
     for (args, code, why) in [
         (vec!["nonsense"], 2, "has no port"),
         (vec!["10.0.0.0/8:80"], 2, "prefix"),
-        (vec!["db.internal:5432"], 2, "names are not known"),
+        (vec!["db.internal:5432"], 1, "no address is known"),
         (vec!["10.0.0.1:80", "--pid", &pid], 1, "there is no process"),
         (vec!["10.0.0.1:80", "--pid", "0"], 2, "--pid"),
         (
