@@ -92,6 +92,11 @@ impl Counts for Shared {
         // SAFETY: as above.
         unsafe { atomics::load(&raw const (*self.retries).spent) }
     }
+
+    #[inline(always)]
+    fn forgotten(&self, value: u64) -> u64 {
+        hidden64(value)
+    }
 }
 
 impl Cells for Shared {
@@ -176,7 +181,7 @@ pub unsafe fn judge(row: *mut Row, index: u32, now: u64, pid_tgid: u64, mode: u3
 }
 
 /// The place is this task's from here on.
-#[inline(always)]
+#[inline(never)]
 unsafe fn claim(task: *mut Task, caller: u64, row: *mut Row) {
     // SAFETY: by the caller, map memory.
     unsafe {
@@ -280,7 +285,7 @@ unsafe fn allowed(
         // operation begins anew.
         let is_anew =
             (*task).pending > 1 || answers(row, retries, (*task).ended) != (*task).answers;
-        let since = if is_anew { 0 } else { since };
+        let since = hidden(if is_anew { 0 } else { since });
         let deadline_ns = (*policy).deadline_ns;
         if deadline_ns != 0 && age_ns(first, now) > deadline_ns {
             if is_anew {
