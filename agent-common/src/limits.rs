@@ -35,23 +35,17 @@ pub const fn has_room(word: u64, connections: u32, pending_most: u32) -> bool {
 
 const SECOND: u64 = 1_000_000_000;
 
-/// Time in which one token is earned, ns, rounded up.
+/// Time in which one token is earned, ns, rounded up. `per_second` must not be 0, here and below.
 #[inline(always)]
-const fn earned_in(per_second: u32) -> u64 {
+pub const fn earned_in(per_second: u32) -> u64 {
     SECOND.div_ceil(per_second as u64)
 }
 
-/// Takes a token at `now` (ns): the bucket's new word, 0 when there is none to take. `per_second` must
-/// not be 0.
+/// Whether the bucket has a token at `now` (ns). One that is taken raises it to `now`, if it lies
+/// before, and then by [`earned_in`]. The kernel does the two one after the other.
 #[inline(always)]
-pub const fn take(bucket: u64, now: u64, per_second: u32) -> u64 {
-    let earned_in = earned_in(per_second);
-    let most = earned_in * (per_second as u64 - 1);
-    let from = if bucket > now { bucket } else { now };
-    if from - now > most {
-        return 0;
-    }
-    from.saturating_add(earned_in)
+pub const fn has_token(bucket: u64, now: u64, per_second: u32) -> bool {
+    bucket.saturating_sub(now) <= earned_in(per_second) * (per_second as u64 - 1)
 }
 
 /// Tokens that are not earned back yet at `now`; at most `per_second`.
@@ -73,6 +67,14 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
     use std::vec::Vec;
+
+    /// Takes a token: the bucket's new word, 0 when there is none to take.
+    fn take(bucket: u64, now: u64, per_second: u32) -> u64 {
+        if !has_token(bucket, now, per_second) {
+            return 0;
+        }
+        bucket.max(now).saturating_add(earned_in(per_second))
+    }
 
     /// A bucket as one would write it with floats.
     struct Model {

@@ -226,7 +226,7 @@ pub struct Row {
     pub verdict_until_ns: u64,
     /// Packed probe slots ([`crate::verdict::pack_probe_slots`]); the kernel claims and returns.
     pub probe_slots: u64,
-    /// The bucket of `connects_per_second` ([`crate::limits::take`]); the kernel takes.
+    /// The bucket of `connects_per_second` ([`crate::limits::has_token`]); the kernel takes.
     pub bucket: u64,
     /// Connects refused by a limit.
     pub rejected_limit: u64,

@@ -192,6 +192,7 @@ fn judge(ctx: &SockAddrContext, addr: [u8; 16], ifindex: u32) -> i32 {
                         if verdict.flags & VERDICT_PROBE_BY_EXCHANGE != 0 {
                             flags |= STAMP_PROBE_BY_EXCHANGE;
                         }
+                        flags = hidden(flags);
                     }
                     claimed || (ramp && bpf_get_prandom_u32() % 100 < ramp::share(left))
                 }
@@ -263,7 +264,7 @@ fn judge(ctx: &SockAddrContext, addr: [u8; 16], ifindex: u32) -> i32 {
                 return refusal::refuse(ctx.as_ptr(), &refusal);
             }
             refusal::tell(&refusal);
-            flags |= STAMP_WOULD;
+            flags = hidden(flags | STAMP_WOULD);
         }
 
         let Some(found) = stamps::claim(cookie) else {

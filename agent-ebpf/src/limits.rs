@@ -7,69 +7,71 @@
 
 use agent_common::{
     OTHER_ROW, Row, Stamp,
-    limits::{ONE_BEGUN, ONE_LIVE, ONE_PENDING, has_room, take},
+    limits::{ONE_BEGUN, ONE_LIVE, ONE_PENDING, earned_in, has_room, has_token},
 };
 
 use crate::{atomics, rows};
 
-/// Tries by compare-and-exchange; each that fails means that another CPU succeeded.
-const TRIES: u32 = 8;
-
 /// There is room; in enforce mode a place is claimed.
 pub const PASSES: u32 = 0;
+/// There is none.
+const FULL: u32 = 1;
 
 /// Claims a place and a token for a connect in enforce mode (`claims` is not 0); in observe mode only
 /// looks whether there is a place. A refused connect takes nothing.
+///
+/// Without loops, for the verifier's sake: look, add, and go back if somebody else was first. So never
+/// one too many passes. Who goes back has been refused rightly, and is in the way of others for as long
+/// as that takes: some nanoseconds, and only while the last place is being taken.
 ///
 /// # Safety
 /// `row` must be map memory.
 #[inline(never)]
 pub unsafe fn claim(row: *mut Row, now: u64, claims: u32) -> u32 {
-    const FULL: u32 = 1;
     // SAFETY: by contract.
     unsafe {
         let places = &raw mut (*row).places;
         let connections = (&raw const (*row).settings.connections_most).read_volatile();
         let pending = (&raw const (*row).settings.pending_most).read_volatile();
-        let mut claimed = false;
-        for _ in 0..TRIES {
-            let word = atomics::load(places);
-            if !has_room(word, connections, pending) {
-                return FULL;
-            }
-            if claims == 0 {
-                break;
-            }
-            if atomics::replace(places, word, word.wrapping_add(ONE_BEGUN)) {
-                claimed = true;
-                break;
-            }
+        if !has_room(atomics::load(places), connections, pending) {
+            return FULL;
         }
-        if claims != 0 && !claimed {
-            // A crowd: who adds first and finds no room goes back. Never one too many passes.
-            let word = atomics::add(places, ONE_BEGUN);
-            if !has_room(word, connections, pending) {
+        if claims != 0 {
+            let before = atomics::add(places, ONE_BEGUN);
+            if !has_room(before, connections, pending) {
                 atomics::add(places, 0_u64.wrapping_sub(ONE_BEGUN));
                 return FULL;
             }
         }
         let per_second = (&raw const (*row).settings.connects_per_second).read_volatile();
-        if per_second == 0 {
+        if per_second != 0 && take(&raw mut (*row).bucket, now, per_second) == FULL {
+            if claims != 0 {
+                atomics::add(places, 0_u64.wrapping_sub(ONE_BEGUN));
+            }
+            return FULL;
+        }
+    }
+    PASSES
+}
+
+/// Takes a token of the row's rate, also in observe mode. As above.
+#[inline(always)]
+unsafe fn take(bucket: *mut u64, now: u64, per_second: u32) -> u32 {
+    // SAFETY: by the caller.
+    unsafe {
+        let word = atomics::load(bucket);
+        if !has_token(word, now, per_second) {
+            return FULL;
+        }
+        if word < now {
+            // Or somebody else does.
+            atomics::replace(bucket, word, now);
+        }
+        let earned_in = earned_in(per_second);
+        if has_token(atomics::add(bucket, earned_in), now, per_second) {
             return PASSES;
         }
-        for _ in 0..TRIES {
-            let bucket = atomics::load(&raw const (*row).bucket);
-            let next = take(bucket, now, per_second);
-            if next == 0 {
-                break;
-            }
-            if atomics::replace(&raw mut (*row).bucket, bucket, next) {
-                return PASSES;
-            }
-        }
-        if claims != 0 {
-            atomics::add(places, 0_u64.wrapping_sub(ONE_BEGUN));
-        }
+        atomics::add(bucket, 0_u64.wrapping_sub(earned_in));
         FULL
     }
 }

@@ -200,22 +200,19 @@ pub unsafe fn abandoned(stamp: *mut Stamp, now: u64) {
 pub unsafe fn local(stamp: *mut Stamp, now: u64) {
     // SAFETY: by contract, map memory.
     unsafe {
-        let claimed = (*stamp).flags & STAMP_CLAIMED != 0;
-        let row = if claimed {
-            row_of(stamp)
-        } else {
-            unpinned_row_of(stamp)
-        };
-        let Some(row) = row else {
+        // First: if the row has been disowned, it may get another owner from here on, and is not ours.
+        if (*stamp).flags & STAMP_CLAIMED != 0
+            && let Some(row) = row_of(stamp)
+        {
+            limits::failed(stamp, row);
+        }
+        let Some(row) = unpinned_row_of(stamp) else {
             return;
         };
         (*stamp).phase = PHASE_IDLE;
         atomics::add(&raw mut (*row).local, 1);
         if (*stamp).flags & STAMP_PROBE != 0 {
             probe_ended(stamp, row, now, 0, OUTCOME_LOCAL, 0, EVENT_PROBE);
-        }
-        if claimed {
-            limits::failed(stamp, row);
         }
     }
 }

@@ -261,3 +261,50 @@ fn what_is_heard_protects_nothing_and_breaks_nothing() {
         "{explained:#}"
     );
 }
+
+/// An address that goes to another name is somebody else's (rule 19): its breaker starts anew, once the old
+/// name's minute is over.
+#[test]
+fn an_address_that_goes_to_another_name_starts_anew() {
+    need!("python3");
+    let scene = Scene::new("owner");
+    let agent = Agent::start(&scene.group, "[defaults.breaker]\nredial = false\n");
+    let mut python = scene.python();
+    let refused = |python: &mut Interpreter, name: &str| {
+        let dialled = format!("socket.create_connection(({name:?}, 8080), 5)");
+        assert_eq!(python.errno(&dialled), libc::ECONNREFUSED);
+    };
+    let told = |python: &mut Interpreter, name: &str| {
+        python.value(&format!("len(socket.getaddrinfo({name:?}, 8080))"));
+    };
+    scene.dns.addresses("old.internal", &[TO.ip()]);
+    for _ in 0..5 {
+        refused(&mut python, "old.internal");
+    }
+    agent.wait_state(DESTINATION, "open");
+    named(&agent, DESTINATION, "old.internal");
+    // The old name moves on, and a new one comes.
+    scene
+        .dns
+        .addresses("old.internal", &["10.77.0.9".parse().expect("an address")]);
+    scene.dns.addresses("new.internal", &[TO.ip()]);
+    told(&mut python, "old.internal");
+    told(&mut python, "new.internal");
+    assert_eq!(
+        agent.row(DESTINATION)["state"],
+        "open",
+        "both names hold for a minute"
+    );
+    // Longer than a name's shortest time.
+    wait::until("the new owner", Duration::from_secs(100), || {
+        let row = agent.row(DESTINATION);
+        (row["state"] == "closed" && row["name"] == "new.internal").then_some(())
+    });
+    let windows = &agent.row(DESTINATION)["windows"]["connects"];
+    assert_eq!(windows["calls"], 0, "{windows:#}");
+    // Its first failure is the first.
+    refused(&mut python, "new.internal");
+    agent.wait_row(DESTINATION, "one failure", |row| {
+        row["windows"]["connects"]["failures"] == 1 && row["state"] == "closed"
+    });
+}

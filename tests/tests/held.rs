@@ -3,8 +3,10 @@
 
 use std::{fs, time::Duration};
 
+use rustix::process::Signal;
 use tests::{
     agent::Agent,
+    attached,
     cgroup::TestCgroup,
     interpreter::Interpreter,
     need,
@@ -93,4 +95,30 @@ fn a_locked_socket_holds_up_nobody_else() {
     // It has sent what it held; from then on its time runs.
     assert_eq!(holder.errno("s.recv(1)"), libc::ECONNABORTED);
     expect(&agent, DESTINATION, &[("read_timeout", 3)]);
+}
+
+/// An agent that hangs in a program's lock stops enforcing when it is told to end, and ends with the lock.
+#[test]
+fn an_agent_that_is_held_up_stops() {
+    need!("python3");
+    let net = TestNet::new();
+    let _server = Server::with(&net.server, TO, wait_end);
+    let group = TestCgroup::new("held-stop");
+    let agent = Agent::start(&group, "[defaults.timeouts]\nread = \"300ms\"\n");
+    let mut holder = Interpreter::start(&group, &net.client);
+    holder.run(HOLD);
+    if holder.value("can_hold") != true {
+        skip!("userfaultfd is not to be had: {}", holder.value("why"));
+    }
+    holder.value("hold()");
+    wait::until("it to hang", Duration::from_secs(20), || {
+        agent.log().contains("keeps the socket of").then_some(())
+    });
+    agent.signal(Signal::TERM);
+    wait::until("nothing to be attached", Duration::from_secs(30), || {
+        (attached::programs(&group) == [0; 4]).then_some(())
+    });
+    holder.value("let_go()");
+    let finished = agent.stop();
+    assert!(finished.status.success(), "{}", finished.stderr);
 }

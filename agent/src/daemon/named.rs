@@ -46,8 +46,8 @@ pub struct Naming {
     /// All names.
     pub hosts: HostNames,
     resolver: Resolver,
-    /// Addresses whose rows are to be looked at.
-    changed: Vec<Change>,
+    /// Addresses whose rows are to be looked at, and whether they have a new owner.
+    changed: HashMap<Place, bool>,
     /// Not before this.
     next_look: Nanos,
     expired_at: Nanos,
@@ -67,7 +67,7 @@ impl Naming {
         Self {
             hosts,
             resolver,
-            changed: Vec::new(),
+            changed: HashMap::new(),
             next_look: Nanos::ZERO,
             expired_at: Nanos::ZERO,
             entries,
@@ -194,7 +194,9 @@ impl Node {
     }
 
     fn renamed(&mut self, changes: Vec<Change>) {
-        self.naming.changed.extend(changes);
+        for change in changes {
+            *self.naming.changed.entry(change.place).or_default() |= change.new_owner;
+        }
     }
 
     /// Names that have changed take effect, and those whose time is over go.
@@ -208,10 +210,7 @@ impl Node {
             return;
         }
         let begun = clock::now();
-        let mut changed: HashMap<Place, bool> = HashMap::new();
-        for change in std::mem::take(&mut self.naming.changed) {
-            *changed.entry(change.place).or_default() |= change.new_owner;
-        }
+        let changed = std::mem::take(&mut self.naming.changed);
         if changed.keys().any(|(netns, _)| *netns == EVERYWHERE) {
             self.put_names();
         }

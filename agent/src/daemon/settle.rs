@@ -1,11 +1,16 @@
 //! Giving options back on connects that are under way: at a stop, and when a pause begins.
 
-use std::collections::HashMap;
+use std::{collections::HashMap, sync::mpsc, thread, time::Duration};
+
+use anyhow::{Context as _, Result};
 
 use crate::{
-    kernel::{Kernel, Table, grace::wait_for_programs},
+    kernel::{Kernel, Table, Visit, grace::wait_for_programs},
     sockets::namespace::{Namespaces, Place},
 };
+
+/// Longest wait for one namespace: a program may keep its socket locked.
+const PATIENCE: Duration = Duration::from_secs(3);
 
 /// Gives TCP_USER_TIMEOUT back on every pending connect, namespace by namespace. The mode must be
 /// off already, so that no new one gets it. What cannot be reached is logged.
@@ -18,16 +23,8 @@ pub fn settle(kernel: &mut Kernel) {
     let table = kernel.table();
     let mut namespaces = Namespaces::default();
     for (inode, (pid, in_flight)) in places(&table) {
-        let pids = [pid];
-        let place = Place { inode, pids: &pids };
-        // A thread of its own: entering a namespace concerns a thread, and this one dies after.
-        let result = std::thread::scope(|scope| {
-            let (kernel, namespaces) = (&mut *kernel, &mut namespaces);
-            scope
-                .spawn(move || namespaces.within(place, || kernel.settle_namespace())?)
-                .join()
-                .unwrap_or_else(|_| Err(anyhow::anyhow!("the settling thread panicked")))
-        });
+        let visit = kernel.settlement();
+        let result = visit.and_then(|visit| visit_namespace(visit, &mut namespaces, inode, pid));
         match result {
             Ok(()) => {}
             Err(error) if in_flight > 0 => tracing::warn!(
@@ -38,6 +35,27 @@ pub fn settle(kernel: &mut Kernel) {
             Err(error) => tracing::debug!("network namespace {inode}: {error:#}"),
         }
     }
+}
+
+/// On a thread of its own: entering a namespace concerns a thread, and this one dies after. It is not waited
+/// for when it hangs.
+fn visit_namespace(visit: Visit, namespaces: &mut Namespaces, inode: u32, pid: u32) -> Result<()> {
+    let (done, result) = mpsc::channel();
+    let mut on_the_way = std::mem::take(namespaces);
+    thread::Builder::new()
+        .name("backstop-settle".into())
+        .spawn(move || {
+            let pids = [pid];
+            let place = Place { inode, pids: &pids };
+            let result = on_the_way.within(place, || visit.run());
+            let _ = done.send((result, on_the_way));
+        })
+        .context("start a thread")?;
+    let (result, back) = result
+        .recv_timeout(PATIENCE)
+        .context("some program keeps one of its sockets locked, or there are very many")?;
+    *namespaces = back;
+    result?
 }
 
 /// Of each namespace a process that was in it, and the connects in flight. Rows without connects in

@@ -11,8 +11,8 @@
 //! what was learned about it is about somebody else. An address that two names share (an ingress) has
 //! none when one of them leaves, as long as the other one was there before the first was last heard.
 //!
-//! *Bounds.* [`MOST_PER_NAMESPACE`] addresses in a namespace, [`MOST`] in all, [`MOST_NAMES`] names for an
-//! address. Beyond that the ones heard longest ago are forgotten.
+//! *Bounds.* [`MOST_PER_NAMESPACE`] names of addresses in a namespace, [`MOST`] in all, [`MOST_NAMES`] for one
+//! address. Beyond that the addresses heard of longest ago are forgotten.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -27,9 +27,9 @@ use crate::{core::Nanos, policy::KnownName};
 /// The namespace of what holds in all of them; no namespace has this cookie.
 pub const EVERYWHERE: u64 = 0;
 
-/// Addresses that are remembered for one namespace.
+/// Names of addresses (one name of two addresses counts twice) that are remembered for one namespace.
 pub const MOST_PER_NAMESPACE: usize = 4096;
-/// Addresses that are remembered in all.
+/// Names of addresses that are remembered in all.
 pub const MOST: usize = 16_384;
 /// Names that are remembered for one address.
 pub const MOST_NAMES: usize = 8;
@@ -59,8 +59,9 @@ pub struct HostNames {
     addresses: HashMap<Place, Address>,
     /// By namespace, name and family (whether IPv6): when it was last answered.
     answered: HashMap<(u64, Arc<str>, bool), Nanos>,
-    /// Addresses in each namespace.
+    /// Names of addresses in each namespace, and in all.
     counts: HashMap<u64, usize>,
+    count: usize,
 }
 
 #[derive(Default)]
@@ -84,6 +85,11 @@ struct Held {
 }
 
 impl Address {
+    /// What it counts for: a name that it has lost is remembered, too.
+    fn weight(&self) -> usize {
+        self.names.len().max(1)
+    }
+
     fn seen(&self) -> Nanos {
         let held = self.names.iter().map(|held| held.seen);
         let lost = self.last.iter().map(|(_, seen)| *seen);
@@ -162,10 +168,16 @@ impl HostNames {
             .collect();
         for addr in addresses {
             let place = (netns, bytes(*addr));
-            if !self.addresses.contains_key(&place) {
-                self.make_room(netns, &mut changes);
-                *self.counts.entry(netns).or_default() += 1;
+            let known = self.addresses.get(&place);
+            let is = |held: &Held, name: &Arc<str>| held.name == *name;
+            let new = names
+                .iter()
+                .filter(|name| known.is_none_or(|of| !of.names.iter().any(|held| is(held, name))));
+            let new = new.count();
+            if new > 0 {
+                self.make_room(netns, new, &mut changes);
             }
+            let before = self.addresses.get(&place).map_or(0, Address::weight);
             let address = self.addresses.entry(place).or_default();
             let had_none = address.names.is_empty();
             let mut changed = false;
@@ -192,6 +204,10 @@ impl HostNames {
                     until,
                 });
             }
+            // Names only come here, or take another one's place.
+            let more = address.weight() - before;
+            *self.counts.entry(netns).or_default() += more;
+            self.count += more;
             let is_another = address
                 .last
                 .take()
@@ -298,14 +314,14 @@ impl HostNames {
         own
     }
 
-    /// Addresses that are remembered.
+    /// Names of addresses that are remembered.
     pub fn len(&self) -> usize {
-        self.addresses.len()
+        self.count
     }
 
     /// Whether nothing is.
     pub fn is_empty(&self) -> bool {
-        self.addresses.is_empty()
+        self.count == 0
     }
 
     /// The same text once, whatever the number of addresses.
@@ -319,11 +335,11 @@ impl HostNames {
             .unwrap_or_else(|| Arc::clone(name))
     }
 
-    /// Forgets an eighth of the namespace, or of all, where there is no room for one more.
-    fn make_room(&mut self, netns: u64, changes: &mut Vec<Change>) {
-        let count = self.counts.get(&netns).copied().unwrap_or(0);
-        let all = self.addresses.len() >= MOST;
-        if count < MOST_PER_NAMESPACE && !all {
+    /// Forgets an eighth of the namespace, or of all, where there is no room for so many more.
+    fn make_room(&mut self, netns: u64, more: usize, changes: &mut Vec<Change>) {
+        let count = self.counts.get(&netns).copied().unwrap_or(0) + more;
+        let all = self.count + more > MOST;
+        if count <= MOST_PER_NAMESPACE && !all {
             return;
         }
         let mut places: Vec<(Nanos, Place)> = self
@@ -331,12 +347,12 @@ impl HostNames {
             .iter()
             .filter(|(place, _)| {
                 // What the agent resolves itself is not pushed out by what programs are told.
-                place.0 == netns || (all && count < MOST_PER_NAMESPACE && place.0 != EVERYWHERE)
+                place.0 == netns || (all && count <= MOST_PER_NAMESPACE && place.0 != EVERYWHERE)
             })
             .map(|(place, address)| (address.seen(), *place))
             .collect();
         places.sort_unstable();
-        places.truncate((places.len() / 8).max(1));
+        places.truncate((places.len() / 8).max(more));
         for (_, place) in places {
             self.addresses.remove(&place);
             changes.push(Change {
@@ -353,8 +369,10 @@ impl HostNames {
             .retain(|_, address| !address.names.is_empty() || address.last.is_some());
         let mut used = HashSet::new();
         self.counts.clear();
+        self.count = 0;
         for ((netns, addr), address) in &self.addresses {
-            *self.counts.entry(*netns).or_default() += 1;
+            *self.counts.entry(*netns).or_default() += address.weight();
+            self.count += address.weight();
             for held in &address.names {
                 used.insert((*netns, Arc::clone(&held.name), is_v6(addr)));
             }

@@ -290,18 +290,18 @@ impl Kernel {
         }
     }
 
-    /// Whether [`Kernel::settle_namespace`] can work here.
+    /// Whether [`Kernel::settlement`] can work here.
     pub fn can_settle(&self) -> bool {
         self.can_settle
     }
 
-    /// Gives TCP_USER_TIMEOUT back on every pending connect of the calling thread's network
+    /// Prepares a visit that gives TCP_USER_TIMEOUT back on every pending connect of one network
     /// namespace.
     ///
     /// # Errors
     /// When the kernel refuses the iterator.
-    pub fn settle_namespace(&mut self) -> Result<()> {
-        self.visit("settle")?.run()
+    pub fn settlement(&mut self) -> Result<Visit> {
+        self.visit("settle")
     }
 
     /// Whether [`Kernel::adoption`] can work here.

@@ -495,7 +495,6 @@ impl<'a> Replay<'a> {
                         self.push(now + DIAL, row, 0, 0, What::DialEnds { answered });
                     }
                 }
-                // No row has a name.
                 Action::Bypassed { .. } | Action::Correlated(_) | Action::Redialled { .. } => {}
             }
         }

@@ -110,6 +110,14 @@ impl Shadow {
         })
     }
 
+    /// Gives the slot back of a probe that says nothing, if it is of the verdict's own round.
+    pub fn give_back(&mut self, stamp: Stamp) {
+        let (generation, taken) = unpack_probe_slots(self.slots);
+        if stamp.probe && generation == stamp.generation && taken > 0 {
+            self.slots = pack_probe_slots(generation, taken - 1);
+        }
+    }
+
     /// Enters a call that began under that generation; its number, unless the verdict is another one
     /// by now. Nothing is entered into no window.
     pub fn enter(

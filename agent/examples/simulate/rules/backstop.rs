@@ -9,17 +9,13 @@ use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap};
 use std::sync::Arc;
 
-use agent_common::verdict::{
-    STATE_FORCED_OPEN, STATE_HALF_OPEN, STATE_OPEN, STATE_RAMP, VERDICT_PROBE_BY_EXCHANGE,
-    pack_probe_slots, unpack_probe_slots,
-};
-use agent_common::window::{SLOTS, encode, repaired, slot};
-use agent_common::{CallWindow, Verdict, key, ramp};
+use agent_common::key;
 use backstop::core::hung::{AUTO_USUAL, Arrivals, Past, Wait, is_hung};
 use backstop::core::{
     Action, BreakerSettings, DialTarget, Engine, Event, HungRule, Nanos, ProbeOutcome, RowId,
     WindowKind,
 };
+use backstop::replay::{self, Shadow};
 
 use super::{Fate, Luck, Rule, Time};
 use crate::world::{How, MS, SEC, hash};
@@ -39,20 +35,6 @@ const TRAFFIC_AFTER: Time = 10 * SEC;
 /// Traffic is a connect within this time.
 const TRAFFIC_WITHIN: Time = 60 * SEC;
 
-/// A ring of calls, as the kernel keeps it.
-struct Ring {
-    window: CallWindow,
-    last_seq: u64,
-}
-
-impl Ring {
-    fn push(&mut self, at: Time, failed: bool) -> u64 {
-        self.last_seq += 1;
-        self.window.entries[slot(self.last_seq)] = encode(self.last_seq, at, failed, false);
-        self.last_seq
-    }
-}
-
 /// An exchange that waits for its answer.
 struct Waiting {
     begun: Time,
@@ -63,11 +45,7 @@ struct Waiting {
 
 /// A row of the kernel's table, and what the agent knows of it.
 struct Row {
-    verdict: Verdict,
-    until: Time,
-    slots: u64,
-    probe_limit: u32,
-    rings: [Ring; 2],
+    shadow: Shadow,
     last_connect: Time,
     refused: u64,
     refused_told: Option<Time>,
@@ -83,7 +61,8 @@ struct Row {
 /// What the agent hears.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum News {
-    Failure(usize, WindowIndex),
+    /// In exchanges, else in connects.
+    Failure(usize, bool),
     ProbeStarted(usize, u32),
     /// Whether it succeeded.
     ProbeEnded(usize, u32, bool),
@@ -91,17 +70,14 @@ enum News {
     Refused(usize),
 }
 
-type WindowIndex = usize;
-const CONNECTS: WindowIndex = 0;
-const EXCHANGES: WindowIndex = 1;
+const CONNECTS: WindowKind = WindowKind::Connects;
+const EXCHANGES: WindowKind = WindowKind::Exchanges;
 
 /// What a call takes along: the stamp of its socket.
 #[derive(Clone, Copy)]
 pub struct Stamp {
     call: u64,
-    generation: u32,
-    probe: bool,
-    by_exchange: bool,
+    kernels: replay::Stamp,
     /// The verdict under which the exchange began.
     exchange_generation: u32,
     is_open: bool,
@@ -125,18 +101,8 @@ pub struct Backstop {
 impl Backstop {
     /// So many endpoints; all jitter comes from the seed.
     pub fn new(endpoints: usize, seed: u64) -> Self {
-        let ring = || Ring {
-            window: CallWindow {
-                entries: [0; SLOTS],
-            },
-            last_seq: 0,
-        };
         let row = || Row {
-            verdict: Verdict::default(),
-            until: 0,
-            slots: 0,
-            probe_limit: 1,
-            rings: [ring(), ring()],
+            shadow: Shadow::default(),
             last_connect: 0,
             refused: 0,
             refused_told: None,
@@ -174,18 +140,16 @@ impl Backstop {
     fn call(
         &mut self,
         endpoint: usize,
-        window: WindowIndex,
+        window: WindowKind,
         generation: u32,
         failed: bool,
         now: Time,
     ) {
-        let row = &mut self.rows[endpoint];
-        if generation != row.verdict.generation {
-            return;
-        }
-        row.rings[window].push(now, failed);
-        if failed {
-            self.tell(now + NEWS, News::Failure(endpoint, window));
+        let shadow = &mut self.rows[endpoint].shadow;
+        let entered = shadow.enter(window, generation, Nanos(now), failed, false);
+        if entered.is_some() && failed {
+            let news = News::Failure(endpoint, window == EXCHANGES);
+            self.tell(now + NEWS, news);
         }
     }
 
@@ -202,12 +166,8 @@ impl Backstop {
         }
         match waiting.and_then(|waiting| waiting.counted) {
             // Counted while it hung: the window is repaired if it was answered after all.
-            Some(seq) => {
-                let entry = &mut row.rings[EXCHANGES].window.entries[slot(seq)];
-                if !failed && let Some(better) = repaired(*entry, seq, false) {
-                    *entry = better;
-                }
-            }
+            Some(seq) if !failed => row.shadow.repair(EXCHANGES, seq),
+            Some(_) => {}
             None => self.call(endpoint, EXCHANGES, stamp.exchange_generation, failed, now),
         }
     }
@@ -220,15 +180,11 @@ impl Backstop {
                 let target = target(endpoint);
                 (endpoint, Event::DialEnded { target, success })
             }
-            News::Failure(endpoint, window) => {
+            News::Failure(endpoint, in_exchanges) => {
                 self.failed_at = Some(now);
-                let ring = &self.rows[endpoint].rings[window];
-                let kind = [WindowKind::Connects, WindowKind::Exchanges][window];
-                let event = Event::Calls {
-                    row: id(endpoint),
-                    kind,
-                    last_seq: ring.last_seq,
-                    window: &ring.window,
+                let kind = if in_exchanges { EXCHANGES } else { CONNECTS };
+                let Some(event) = self.rows[endpoint].shadow.calls(id(endpoint), kind) else {
+                    return;
                 };
                 (endpoint, event)
             }
@@ -250,7 +206,7 @@ impl Backstop {
                     } else {
                         ProbeOutcome::Failure
                     },
-                    last_seqs: [CONNECTS, EXCHANGES].map(|n| self.rows[endpoint].rings[n].last_seq),
+                    last_seqs: self.rows[endpoint].shadow.last_seqs(),
                 };
                 (endpoint, event)
             }
@@ -260,14 +216,14 @@ impl Backstop {
                 row: id(endpoint),
                 target: target(endpoint),
                 settings: Arc::clone(&self.settings),
-                generation: self.rows[endpoint].verdict.generation,
+                generation: self.rows[endpoint].shadow.generation(),
             };
             self.engine.handle(configure, Nanos(now), &mut self.actions);
         }
         self.engine.handle(event, Nanos(now), &mut self.actions);
     }
 
-    fn perform(&mut self, now: Time, dial: &mut dyn FnMut(usize, Luck) -> (bool, Time)) {
+    fn perform(&mut self, dial: &mut dyn FnMut(usize, Luck) -> (bool, Time)) {
         for action in std::mem::take(&mut self.actions) {
             match action {
                 Action::SetVerdict {
@@ -276,13 +232,8 @@ impl Backstop {
                     until,
                     probe_limit,
                 } => {
-                    let row = &mut self.rows[row.index as usize];
-                    if matches!(verdict.state, STATE_HALF_OPEN | STATE_RAMP) {
-                        row.slots = pack_probe_slots(verdict.generation, 0);
-                    }
-                    row.probe_limit = probe_limit;
-                    row.until = until.0;
-                    row.verdict = verdict;
+                    let shadow = &mut self.rows[row.index as usize].shadow;
+                    shadow.set(verdict, until, probe_limit);
                 }
                 Action::Transition { .. } => self.transitions += 1,
                 Action::Correlated(_) | Action::Bypassed { .. } | Action::Redialled { .. } => {}
@@ -294,7 +245,6 @@ impl Backstop {
                 }
             }
         }
-        let _ = now;
     }
 
     /// Looks for exchanges that hang ([`is_hung`]).
@@ -313,7 +263,7 @@ impl Backstop {
                 longest: Nanos(row.longest),
                 last_answer: Nanos(row.last_answer),
             };
-            for (&call, waiting) in &mut row.waiting {
+            for waiting in row.waiting.values_mut() {
                 let begun = Nanos(waiting.begun);
                 let wait = Wait {
                     begun,
@@ -321,7 +271,7 @@ impl Backstop {
                     operation: begun,
                 };
                 let hangs = waiting.counted.is_none()
-                    && waiting.generation == row.verdict.generation
+                    && waiting.generation == row.shadow.generation()
                     && is_hung(
                         HungRule::Auto,
                         wait,
@@ -331,13 +281,15 @@ impl Backstop {
                         self.settings.min_calls,
                     );
                 if hangs {
-                    waiting.counted = Some(row.rings[EXCHANGES].push(now, true));
-                    found.push((endpoint, call));
+                    let generation = waiting.generation;
+                    let at = Nanos(now);
+                    waiting.counted = row.shadow.enter(EXCHANGES, generation, at, true, false);
+                    found.push(endpoint);
                 }
             }
         }
-        for (endpoint, _) in found {
-            self.tell(now + NEWS, News::Failure(endpoint, EXCHANGES));
+        for endpoint in found {
+            self.tell(now + NEWS, News::Failure(endpoint, true));
         }
     }
 
@@ -360,60 +312,36 @@ impl Rule for Backstop {
     fn admit(&mut self, endpoint: usize, now: Time, draw: u64) -> Option<Stamp> {
         let row = &mut self.rows[endpoint];
         row.last_connect = now;
-        let left = row.until.saturating_sub(now);
-        let verdict = row.verdict;
-        let mut probe = false;
-        let passes = match verdict.state {
-            STATE_OPEN | STATE_FORCED_OPEN => left == 0,
-            STATE_HALF_OPEN | STATE_RAMP if left != 0 => {
-                let ramp = verdict.state == STATE_RAMP;
-                let limit = if ramp {
-                    ramp::floor(left)
-                } else {
-                    row.probe_limit
-                };
-                let (generation, taken) = unpack_probe_slots(row.slots);
-                let claimed = generation == verdict.generation && taken < limit;
-                if claimed {
-                    row.slots = pack_probe_slots(generation, taken + 1);
-                    probe = !ramp;
-                }
-                claimed || (ramp && draw % 100 < u64::from(ramp::share(left)))
-            }
-            _ => true,
-        };
-        if !passes {
+        let Some(kernels) = row.shadow.admit(Nanos(now), draw) else {
             row.refused += 1;
             if row.refused_told.is_none_or(|at| now - at >= REFUSED_EVERY) {
                 row.refused_told = Some(now);
                 self.tell(now + NEWS, News::Refused(endpoint));
             }
             return None;
-        }
-        let generation = verdict.generation;
-        if probe {
-            self.tell(now + NEWS, News::ProbeStarted(endpoint, generation));
+        };
+        if kernels.probe {
+            let started = News::ProbeStarted(endpoint, kernels.generation);
+            self.tell(now + NEWS, started);
         }
         self.order += 1;
         Some(Stamp {
             call: self.order,
-            generation,
-            probe,
-            by_exchange: probe && verdict.flags & VERDICT_PROBE_BY_EXCHANGE != 0,
+            kernels,
             exchange_generation: 0,
             is_open: false,
         })
     }
 
     fn established(&mut self, endpoint: usize, stamp: &mut Stamp, now: Time) {
-        self.call(endpoint, CONNECTS, stamp.generation, false, now);
-        if stamp.probe && !stamp.by_exchange {
-            let ended = News::ProbeEnded(endpoint, stamp.generation, true);
+        self.call(endpoint, CONNECTS, stamp.kernels.generation, false, now);
+        if stamp.kernels.probe && !stamp.kernels.by_exchange {
+            let ended = News::ProbeEnded(endpoint, stamp.kernels.generation, true);
             self.tell(now + NEWS, ended);
         }
         let row = &mut self.rows[endpoint];
         stamp.is_open = true;
-        stamp.exchange_generation = row.verdict.generation;
+        stamp.exchange_generation = row.shadow.generation();
         row.requests += 1;
         let waiting = Waiting {
             begun: now,
@@ -428,11 +356,11 @@ impl Rule for Backstop {
         if stamp.is_open {
             self.exchange_ended(endpoint, stamp, fate, now);
         } else {
-            self.call(endpoint, CONNECTS, stamp.generation, true, now);
+            self.call(endpoint, CONNECTS, stamp.kernels.generation, true, now);
         }
         // A probe by exchange ends with its exchange, and every probe with a connect that fails.
-        if stamp.probe && (stamp.by_exchange || !stamp.is_open) {
-            let ended = News::ProbeEnded(endpoint, stamp.generation, good);
+        if stamp.kernels.probe && (stamp.kernels.by_exchange || !stamp.is_open) {
+            let ended = News::ProbeEnded(endpoint, stamp.kernels.generation, good);
             self.tell(now + NEWS, ended);
         }
     }
@@ -450,7 +378,7 @@ impl Rule for Backstop {
         {
             self.news.pop();
             self.hear(news, now);
-            self.perform(now, dial);
+            self.perform(dial);
         }
         if self.engine.next_deadline().is_some_and(|at| at.0 <= now) {
             self.engine
@@ -464,7 +392,7 @@ impl Rule for Backstop {
             self.traffic_at = now + TRAFFIC;
             self.count_traffic(now);
         }
-        self.perform(now, dial);
+        self.perform(dial);
     }
 
     fn transitions(&self) -> u64 {

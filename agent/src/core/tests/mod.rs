@@ -1,9 +1,12 @@
 //! Tests of the core: a table of transitions, a reference model, a simulation, and odd numbers.
 
+mod complaints;
+mod contract;
 mod correlated;
 mod ends;
 mod evaluate;
 mod groups;
+mod harmless;
 mod hints;
 mod hung;
 mod misleading;

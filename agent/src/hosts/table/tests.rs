@@ -206,6 +206,23 @@ fn a_flood_of_names_pushes_out_the_oldest_of_its_namespace_alone() {
 }
 
 #[test]
+fn an_address_with_many_names_weighs_as_much() {
+    let mut names = HostNames::default();
+    for n in 0..2_000_u32 {
+        let all: Vec<String> = (0..MOST_NAMES)
+            .map(|i| format!("n{i}-{n}.example"))
+            .collect();
+        let all: Vec<&str> = all.iter().map(String::as_str).collect();
+        let mut flood = answer(&all, &[], 60);
+        flood.addresses = vec![IpAddr::from(n.to_be_bytes())];
+        // As many namespaces as it takes.
+        names.heard(1 + u64::from(n % 10), &flood, at(u64::from(n)));
+        assert!(names.len() <= MOST, "{}", names.len());
+    }
+    assert!(names.len() > MOST / 2);
+}
+
+#[test]
 fn an_address_has_so_many_names_and_no_more() {
     let mut story = story();
     for n in 0..100 {
@@ -277,6 +294,10 @@ proptest! {
                     followed.insert(place, names.of(place.0, &place.1));
                 }
             }
+            let counted = names.count;
+            let counts = names.counts.clone();
+            names.tidy();
+            prop_assert_eq!((counted, &counts), (names.count, &names.counts));
             for netns in 1..3 {
                 for last in 0..5 {
                     let known = names.of(netns, &bytes(addr(last)));
