@@ -1,4 +1,4 @@
-//! The retry budget: of the attempts in a rolling window at most a share may be retries, or a fixed
+//! The retry budget: retries in a rolling window are at most a share of the other attempts in it, or a fixed
 //! number where that is more.
 //!
 //! The decision is made inside connect(), so it must be a few instructions, and integers only. The
@@ -36,7 +36,7 @@ pub trait Counts {
     fn epoch(&self) -> u64;
     /// What was noted at the begin of an epoch; `slot` is below [`SLOTS`].
     fn begin(&self, slot: usize) -> u64;
-    /// Attempts so far.
+    /// Attempts so far that were no retries.
     fn attempts(&self) -> u64;
     /// Tokens spent so far.
     fn spent(&self) -> u64;
@@ -60,7 +60,7 @@ pub trait Cells: Counts {
 /// A policy's budget.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Budget {
-    /// Retries as a share of attempts, parts per million; [`NO_BUDGET`]: any number.
+    /// Retries as a share of the other attempts, parts per million; [`NO_BUDGET`]: any number.
     pub share_ppm: u32,
     /// Retries in a window that are allowed whatever the share says.
     pub floor: u32,

@@ -132,6 +132,16 @@ impl Shared {
     }
 }
 
+/// Attempts of a row that were no retries: what its budget is a share of.
+#[inline(always)]
+unsafe fn first_attempts(row: *const Row, retries: *const Retries) -> u64 {
+    // SAFETY: by the caller, map memory.
+    unsafe {
+        let attempts = atomics::load(&raw const (*row).attempts);
+        attempts.wrapping_sub(atomics::load(&raw const (*retries).spent))
+    }
+}
+
 /// A row enters an epoch of its budget, if it has not done so yet.
 #[inline(never)]
 pub fn enter(index: u32, epoch: u64) {
@@ -140,7 +150,7 @@ pub fn enter(index: u32, epoch: u64) {
         return;
     };
     // SAFETY: map memory.
-    let attempts = unsafe { atomics::load(&raw const (*row).attempts) };
+    let attempts = unsafe { first_attempts(row, retries) };
     budget::enter(&mut Shared { retries, attempts }, epoch);
 }
 
@@ -315,7 +325,7 @@ unsafe fn allowed(
             }
             let mut shared = Shared {
                 retries,
-                attempts: atomics::load(&raw const (*row).attempts),
+                attempts: first_attempts(row, retries),
             };
             let epoch = budget::epoch(now, (*policy).scale);
             if !budget::take(&mut shared, epoch, (*policy).budget()) {
