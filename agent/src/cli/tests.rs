@@ -84,7 +84,8 @@ fn every_option_says_its_default() {
                 .map(ToString::to_string)
                 .unwrap_or_default();
             let said = help.contains("[default:") || !argument.get_default_values().is_empty();
-            let none_needed = ["print_config"].contains(&argument.get_id().as_str());
+            let none_needed = ["print_config"].contains(&argument.get_id().as_str())
+                || argument.is_required_set();
             assert!(
                 said || none_needed,
                 "{} {}",
