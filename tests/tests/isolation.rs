@@ -18,7 +18,10 @@ const CONFIG: &str = "[defaults.breaker]\nredial = false\n";
 fn one_address_in_two_namespaces_is_two_destinations() {
     let (sick, healthy) = (TestNet::new(), TestNet::new());
     let (a, b) = (TestCgroup::new("sick"), TestCgroup::new("healthy"));
-    let agent = AgentOptions::new(&a).and(&b).config(CONFIG).start();
+    let agent = AgentOptions::new(&a)
+        .and(&b)
+        .config_for_loops(CONFIG)
+        .start();
     let to = TestNet::server4(8080);
     let server = Server::start(&healthy.server, to);
     let mut bad = Dialer::start(DIAL, &a, &sick.client);

@@ -93,7 +93,8 @@ fn status_has_every_key_of_the_contract() {
         let missing: Vec<_> = contract.difference(&have).collect();
         assert!(missing.is_empty(), "{missing:?} missing in {row:#}");
         // Additions: the pause in force, who asked for fewer calls, what was learned, who set a manual
-        // state, the ramp, the last minute, the limits, what observe mode saw.
+        // state, the ramp, the last minute, the limits, what observe mode saw, the
+        // attempts that operations take.
         let is_added = |key: &str| {
             key == ".paused"
                 || key.ends_with(".throttled")
@@ -103,6 +104,8 @@ fn status_has_every_key_of_the_contract() {
                 || key.contains("_1m_us")
                 || key.contains(".destinations.limits")
                 || key.contains(".would_reject_")
+                || key.ends_with(".retry.amplification")
+                || key.contains(".retry.operations")
         };
         let more: Vec<_> = have
             .difference(&contract)
