@@ -22,7 +22,7 @@ fn a_control_group_that_returns() {
     let net = TestNet::new();
     let parent = TestCgroup::new("returns");
     let group = parent.child("service");
-    let agent = Agent::start_for_loops(&group, "");
+    let agent = Agent::start(&group, "");
     assert_eq!(attached::programs(&group), [1; 4]);
     drop(group);
     let log = |word: &str| agent.log().contains(word).then_some(());
@@ -107,7 +107,7 @@ fn a_process_that_moves() {
     let net = TestNet::new();
     let parent = TestCgroup::new("moves");
     let (a, b) = (parent.child("a"), parent.child("b"));
-    let agent = Agent::start_for_loops(&parent, "");
+    let agent = Agent::start(&parent, "");
     let mut dialer = Dialer::start(DIAL, &a, &net.client);
     assert_eq!(dialer.connect(TO).errno, libc::ECONNREFUSED);
     std::fs::write(b.path().join("cgroup.procs"), dialer.pid().to_string()).expect("move it");

@@ -51,7 +51,7 @@ fn setting<'v>(explained: &'v Value, key: &str) -> &'v Value {
 fn the_policy_that_is_explained_is_the_one_in_force() {
     let (net, group) = (TestNet::new(), TestCgroup::new("explain"));
     let workload = group.workload();
-    let agent = Agent::start_for_loops(&group, &config(&workload));
+    let agent = Agent::start(&group, &config(&workload));
 
     // Before anything was seen, for anybody.
     let nobody = explain(&agent, &[]);
@@ -126,7 +126,7 @@ fn the_policy_that_is_explained_is_the_one_in_force() {
 #[test]
 fn protection_manual_states_and_pauses_are_told() {
     let (net, group) = (TestNet::new(), TestCgroup::new("explain"));
-    let agent = Agent::start_for_loops(&group, &config("nobody"));
+    let agent = Agent::start(&group, &config("nobody"));
     let guarded = agent
         .command(&["explain", "10.77.0.2:8081", "--json"])
         .good();

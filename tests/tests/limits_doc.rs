@@ -350,7 +350,7 @@ fn a_link_local_address_has_one_row_for_all_interfaces() {
 #[test]
 fn each_control_group_has_a_window_of_its_own() {
     let place = Place::new("windows");
-    let agent = Agent::start_for_loops(&place.group, WITHOUT_REDIAL);
+    let agent = Agent::start(&place.group, WITHOUT_REDIAL);
     let jobs: Vec<TestCgroup> = (0..3)
         .map(|i| place.group.child(&format!("job-{i}")))
         .collect();
@@ -421,7 +421,7 @@ fn a_program_that_runs_later_may_change_the_errno() {
 #[test]
 fn a_redial_is_a_bare_connect_that_nobody_counts() {
     let place = Place::new("redial");
-    let agent = Agent::start_for_loops(&place.group, "");
+    let agent = Agent::start(&place.group, "");
     // Even inside the watched group the agent's connects are nobody's.
     fs::write(
         place.group.path().join("cgroup.procs"),

@@ -80,7 +80,7 @@ impl Scene {
             "mode = \"{mode}\"\n[defaults.breaker]\nredial = false\ngave_up = \"off\"\n\
              on_open = \"{on_open}\"\n"
         );
-        let agent = AgentOptions::new(&group).config_for_loops(&config).start();
+        let agent = AgentOptions::new(&group).config(&config).start();
         let gate = Gate::default();
         let serve_at = |to| {
             let gate = gate.clone();

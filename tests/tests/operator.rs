@@ -59,7 +59,7 @@ fn key_set(value: &Value) -> BTreeSet<String> {
 /// One closed, one tripped and one half-open destination.
 fn three_rows(net: &TestNet, group: &TestCgroup) -> (Agent, Vec<Server>) {
     let config = "[defaults.breaker]\nredial = false\ncooldown = \"100ms\"\n";
-    let agent = Agent::start_for_loops(group, config);
+    let agent = Agent::start(group, config);
     let servers = vec![Server::start(&net.server, TO)];
     let mut dialer = Dialer::start(DIAL, group, &net.client);
     assert_eq!(dialer.connect(TO).errno, 0);
@@ -248,7 +248,7 @@ fn the_listener_tells_and_changes_nothing() {
 fn curl_reaches_the_socket() {
     need!("curl");
     let (net, group) = (TestNet::new(), TestCgroup::new("curl"));
-    let agent = Agent::start_for_loops(&group, "");
+    let agent = Agent::start(&group, "");
     let socket = agent.home().socket();
     let mode = std::fs::metadata(&socket)
         .expect("the socket")
@@ -317,7 +317,7 @@ fn curl_reaches_the_socket() {
 #[test]
 fn old_events_are_forgotten() {
     let group = TestCgroup::new("kept");
-    let agent = Agent::start_for_loops(&group, "[agent]\nevents_kept = 4\n");
+    let agent = Agent::start(&group, "[agent]\nevents_kept = 4\n");
     let mut events = agent.follow(&[]);
     for _ in 0..3 {
         agent.command(&["pause"]).good();
@@ -361,7 +361,7 @@ fn exit_codes_of_the_commands() {
     assert_eq!(run(&["trip", DESTINATION, "--for", "soon"]).code(), 2);
 
     let group = TestCgroup::new("codes");
-    let agent = Agent::start_for_loops(&group, "");
+    let agent = Agent::start(&group, "");
     for bad in [
         "10.0.0.5",
         "10.0.0.5:0",

@@ -36,7 +36,7 @@ fn has_link(net: &tests::net::Namespace) -> bool {
 #[test]
 fn a_namespace_that_is_dialled_from_can_go() {
     let group = TestCgroup::new("namespace");
-    let agent = Agent::start_for_loops(&group, "");
+    let agent = Agent::start(&group, "");
     let net = TestNet::new();
     let mut dialer = Dialer::start(DIAL, &group, &net.client);
     for _ in 0..5 {
@@ -72,7 +72,7 @@ fn a_namespace_that_is_dialled_from_can_go() {
 #[test]
 fn descriptors_do_not_pile_up() {
     let group = TestCgroup::new("descriptors");
-    let agent = Agent::start_for_loops(&group, "");
+    let agent = Agent::start(&group, "");
     let open = || {
         fs::read_dir(format!("/proc/{}/fd", agent.pid()))
             .expect("its descriptors")
@@ -98,7 +98,7 @@ fn descriptors_do_not_pile_up() {
 #[test]
 fn a_stop_under_load() {
     let (net, group) = (TestNet::new(), TestCgroup::new("load"));
-    let agent = Agent::start_for_loops(&group, "");
+    let agent = Agent::start(&group, "");
     let _server = Server::start(&net.server, TO);
     let mut dialers: Vec<Dialer> = (0..2)
         .map(|_| Dialer::start(DIAL, &group, &net.client))
@@ -129,7 +129,7 @@ fn a_stop_under_load() {
 #[test]
 fn short_lived_workloads_leave_room() {
     let (net, parent) = (TestNet::new(), TestCgroup::new("short"));
-    let agent = Agent::start_for_loops(&parent, "[agent]\nmax_destinations = 64\n");
+    let agent = Agent::start(&parent, "[agent]\nmax_destinations = 64\n");
     for i in 0..100 {
         let group = parent.child(&format!("job-{i}"));
         let mut dialer = Dialer::start(DIAL, &group, &net.client);

@@ -42,7 +42,7 @@ impl Scene {
     /// A destination that failed and is back, its breaker open, and one that is well.
     fn new(label: &str) -> Self {
         let (net, group) = (TestNet::new(), TestCgroup::new(label));
-        let agent = AgentOptions::new(&group).config_for_loops(CONFIG).start();
+        let agent = AgentOptions::new(&group).config(CONFIG).start();
         let mut dialer = Dialer::start(DIAL, &group, &net.client);
         for _ in 0..5 {
             assert_eq!(dialer.connect(SICK).errno, libc::ECONNREFUSED);
@@ -138,7 +138,7 @@ fn not_one_connect_slips_through_and_not_one_fails() {
 #[test]
 fn calls_of_the_overlap_count_once() {
     let (net, group) = (TestNet::new(), TestCgroup::new("takeover-once"));
-    let agent = AgentOptions::new(&group).config_for_loops(CONFIG).start();
+    let agent = AgentOptions::new(&group).config(CONFIG).start();
     let mut dialer = Dialer::start(DIAL, &group, &net.client);
     let destination = SICK.to_string();
     for _ in 0..2 {
@@ -173,7 +173,7 @@ fn connections_are_adopted() {
     need!("python3");
     let (net, group) = (TestNet::new(), TestCgroup::new("takeover-live"));
     let config = "[defaults.limits]\nconnections = 2\n";
-    let agent = AgentOptions::new(&group).config_for_loops(config).start();
+    let agent = AgentOptions::new(&group).config(config).start();
     let _server = Server::with(&net.server, WELL, echo);
     let mut python = Interpreter::start(&group, &net.client);
     let connect = "socket.create_connection(('10.77.0.2', 8081))";
