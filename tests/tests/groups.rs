@@ -16,7 +16,7 @@ const CONFIG: &str = "[[policy]]\nname = \"web\"\ndestinations = [\"web.internal
 
 fn start(group: &TestCgroup, config: &str, hosts: &str) -> Agent {
     let etc = EtcFiles::new(hosts, None);
-    let options = AgentOptions::new(group).config(config);
+    let options = AgentOptions::new(group).config_for_loops(config);
     options.start_as(etc.program(options.program()))
 }
 

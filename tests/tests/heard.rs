@@ -82,7 +82,7 @@ fn programs_teach_the_agent_names() {
             destinations = ["*.internal:8080"]
             timeouts = { connect = "900ms" }
         "#;
-        let agent = Agent::start(&scene.group, config);
+        let agent = Agent::start_for_loops(&scene.group, config);
         scene.dns.addresses("db.internal", &[TO.ip()]);
         let alias = Says {
             alias: Some("Six.Internal".to_owned()),
@@ -132,7 +132,7 @@ fn a_name_belongs_to_the_namespace_in_which_it_was_heard() {
     let other = Namespace::new("other");
     other.ip("addr add 10.77.0.2/32 dev lo\n");
     let _server = Server::start(&scene.net.server, TO);
-    let agent = Agent::start(&scene.group, "");
+    let agent = Agent::start_for_loops(&scene.group, "");
     scene.dns.addresses("db.internal", &[TO.ip()]);
     connect(&mut scene.python(), "db.internal");
     named(&agent, DESTINATION, "db.internal");
@@ -159,7 +159,7 @@ fn a_heard_name_makes_a_group() {
     let scene = Scene::new("heard-group");
     scene.net.server.ip("addr add 10.77.0.3/24 dev s0\n");
     let other: SocketAddr = "10.77.0.3:8080".parse().expect("an address");
-    let agent = Agent::start(&scene.group, "[defaults.breaker]\nredial = false\n");
+    let agent = Agent::start_for_loops(&scene.group, "[defaults.breaker]\nredial = false\n");
     scene.dns.addresses("web.internal", &[TO.ip(), other.ip()]);
     let mut python = scene.python();
     let mut fail = || {
@@ -194,7 +194,7 @@ fn what_is_heard_protects_nothing_and_breaks_nothing() {
     let scene = Scene::new("hostile");
     let config = "[protected]\ndestinations = [\"*.vault\"]\n[[policy]]\nname = \"v\"\n\
                   destinations = [\"a.vault\"]\nbreaker = { redial = false }\n";
-    let agent = Agent::start(&scene.group, config);
+    let agent = Agent::start_for_loops(&scene.group, config);
     scene.dns.addresses("a.vault", &[TO.ip()]);
     let mut python = scene.python();
     let mut fail = || {
@@ -268,7 +268,7 @@ fn what_is_heard_protects_nothing_and_breaks_nothing() {
 fn an_address_that_goes_to_another_name_starts_anew() {
     need!("python3");
     let scene = Scene::new("owner");
-    let agent = Agent::start(&scene.group, "[defaults.breaker]\nredial = false\n");
+    let agent = Agent::start_for_loops(&scene.group, "[defaults.breaker]\nredial = false\n");
     let mut python = scene.python();
     let refused = |python: &mut Interpreter, name: &str| {
         let dialled = format!("socket.create_connection(({name:?}, 8080), 5)");

@@ -17,7 +17,7 @@ const DESTINATION: &str = "10.77.0.2:8080";
 
 /// An agent that resolves by these files.
 fn start(group: &TestCgroup, config: &str, etc: &EtcFiles) -> Agent {
-    let options = AgentOptions::new(group).config(config);
+    let options = AgentOptions::new(group).config_for_loops(config);
     options.start_as(etc.program(options.program()))
 }
 

@@ -30,7 +30,7 @@ fn wait_state(agent: &Agent, group: &TestCgroup, state: &str) -> Value {
 fn what_opens_for_one_workload_refuses_the_others() {
     let (net, parent) = (TestNet::new(), TestCgroup::new("scope"));
     let [a, b, c] = ["a", "b", "c"].map(|name| parent.child(name));
-    let agent = Agent::start(&parent, CONFIG);
+    let agent = Agent::start_for_loops(&parent, CONFIG);
     let mut one = Dialer::start(DIAL, &a, &net.client);
     let mut other = Dialer::start(DIAL, &b, &net.client);
     let server = Server::start(&net.server, TO);
@@ -93,7 +93,7 @@ fn what_is_not_shared() {
         "{CONFIG}redial = false\n[[policy]]\nname = \"own\"\nworkloads = [\"*/b\"]\n\
          breaker = {{ scope = \"workload\" }}\n"
     );
-    let agent = Agent::start(&parent, &config);
+    let agent = Agent::start_for_loops(&parent, &config);
     let mut one = Dialer::start(DIAL, &a, &net.client);
     let mut other = Dialer::start(DIAL, &b, &net.client);
     assert_eq!(other.connect(TO).errno, libc::ECONNREFUSED);
