@@ -114,7 +114,7 @@ fn sees_it_as_soon_as_others(
         let protected = protected.until("UP") - returned;
         (other.join().expect("no panic"), protected)
     });
-    println!("{check}: up after {protected:?}, the other one after {other:?}");
+    eprintln!("{check}: up after {protected:?}, the other one after {other:?}");
     // One check later at most. Their checks are not in step: up to one more. And the machine has much
     // else to do.
     assert!(
