@@ -100,9 +100,11 @@ pub struct Offsets {
     /// `ee.ee_errno` of the `struct sock_exterr_skb` that lies in `cb` of a `struct sk_buff` of that
     /// queue; `ee_origin` is the byte behind it (include/uapi/linux/errqueue.h).
     pub error_of_packet: u32,
+    /// `bpf_sock_ops_cb_flags` in `struct tcp_sock`, a byte.
+    pub callbacks: u32,
 }
 
-layout!(Offsets, size 56, sock_err at 0, task_flags at 20, user_timeout at 24, received at 32);
+layout!(Offsets, size 60, sock_err at 0, task_flags at 20, user_timeout at 24, received at 32);
 
 /// Marks an [`Offsets`] field as not found.
 pub const NO_OFFSET: u32 = u32::MAX;

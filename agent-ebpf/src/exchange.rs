@@ -94,15 +94,15 @@ pub fn sent(ctx: SkBuffContext) -> i32 {
 pub fn received(ctx: SkBuffContext) -> i32 {
     // SAFETY: the program's context.
     unsafe {
-        let mut answer = 0;
-        if let Some(segment) = segment::or_answer(ctx.skb.skb, &mut answer) {
+        let network = segment::of_answer(ctx.skb.skb);
+        if network != 0 {
+            answers::heard(ctx.skb.skb, network);
+        } else if let Some(segment) = segment::of(ctx.skb.skb) {
             if let Some(stamp) = stamp_of(&ctx)
                 && (*stamp).phase == PHASE_OPEN
             {
                 back(&ctx, stamp, segment);
             }
-        } else if answer != 0 {
-            answers::heard(ctx.skb.skb, answer);
         }
     }
     PASS

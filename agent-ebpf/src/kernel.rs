@@ -8,7 +8,7 @@ use core::mem::MaybeUninit;
 
 use agent_common::{Offsets, control::NO_OFFSET};
 use aya_ebpf::{
-    bindings::bpf_sock,
+    bindings::{BPF_SOCK_OPS_STATE_CB_FLAG, bpf_sock},
     cty::c_void,
     helpers::generated::{bpf_get_current_task, bpf_probe_read_kernel, bpf_skc_to_tcp_sock},
 };
@@ -30,6 +30,7 @@ static OFFSETS: Offsets = Offsets {
     errors_queued: NO_OFFSET,
     first_error: NO_OFFSET,
     error_of_packet: NO_OFFSET,
+    callbacks: NO_OFFSET,
 };
 
 /// PF_EXITING (include/linux/sched.h): set by do_exit() before it closes files.
@@ -244,6 +245,23 @@ pub fn error_of_context(sk: *const bpf_sock) -> u32 {
         return 0;
     };
     read::<i32>(address + u64::from(offset)).map_or(0, i32::unsigned_abs)
+}
+
+/// Whether sock_ops programs will be told of the end of a program's own socket (its context): another
+/// one may have taken the flag for it away. True where that cannot be read.
+#[inline(always)]
+pub fn tells_of_context(sk: *const bpf_sock) -> bool {
+    let offset = offset!(callbacks);
+    if offset == NO_OFFSET {
+        return true;
+    }
+    // As above.
+    let slot = sk;
+    let Some(address) = read::<u64>(&raw const slot as u64) else {
+        return true;
+    };
+    read::<u8>(address + u64::from(offset))
+        .is_none_or(|flags| u32::from(flags) & BPF_SOCK_OPS_STATE_CB_FLAG != 0)
 }
 
 /// The cookie of a socket that a context points to; 0 where it has none yet, or it cannot be read. For

@@ -8,6 +8,7 @@
 use agent_common::{
     OTHER_ROW, Row, Stamp,
     limits::{ONE_BEGUN, ONE_LIVE, ONE_PENDING, earned_in, has_room, has_token},
+    row::ROW_LIMITED,
 };
 
 use crate::{atomics, rows};
@@ -127,6 +128,16 @@ pub unsafe fn failed(stamp: *mut Stamp, row: *mut Row) {
 pub unsafe fn unstamped(row: *mut Row) {
     // SAFETY: by contract.
     unsafe { atomics::add(&raw mut (*row).places, 0_u64.wrapping_sub(ONE_BEGUN)) };
+}
+
+/// Whether a limit counts this connection: then its end must not be missed.
+///
+/// # Safety
+/// As [`begun`].
+#[inline(always)]
+pub unsafe fn count(stamp: *mut Stamp) -> bool {
+    // SAFETY: by contract, map memory.
+    unsafe { rows::row((*stamp).row).is_some_and(|row| (*row).settings.flags & ROW_LIMITED != 0) }
 }
 
 /// An established connection is over. Nothing is returned where the row has another owner meanwhile:

@@ -44,6 +44,10 @@ pub fn release(ctx: SockContext) -> i32 {
             return 1;
         };
         let stamp = found.stamp;
+        // Nobody tells of its end: since it was adopted, or since another sock_ops program has taken the
+        // flag for it. The latter is looked for only where a place would be lost.
+        let is_untold = (*stamp).flags & STAMP_UNWATCHED != 0
+            || (limits::count(stamp) && !kernel::tells_of_context(ctx.sock));
         match (*stamp).phase {
             PHASE_IDLE => {}
             PHASE_ENDED => retries::known(stamp, bpf_ktime_get_ns(), (*stamp).ended),
@@ -51,7 +55,7 @@ pub fn release(ctx: SockContext) -> i32 {
             // here, where nobody will tell.
             PHASE_OPEN => {
                 let state = (*ctx.sock).state;
-                if state != TCP_CLOSE && (*stamp).flags & STAMP_UNWATCHED == 0 {
+                if state != TCP_CLOSE && !is_untold {
                     closes_open(stamp);
                     (*stamp).released = 1;
                     return 1;
@@ -82,9 +86,8 @@ pub fn release(ctx: SockContext) -> i32 {
                 return 1;
             }
             PHASE_HELD => held::ended(stamp),
-            // Closed without our being told: another sock_ops program has taken the flag for it.
-            // (Or nobody tells, since it was adopted.)
-            _ if (*ctx.sock).state == TCP_CLOSE || (*found.stamp).flags & STAMP_UNWATCHED != 0 => {
+            // Closed without our being told, or about to be.
+            _ if (*ctx.sock).state == TCP_CLOSE || is_untold => {
                 let error = kernel::error_of_context(ctx.sock);
                 let exiting = error == 0 && kernel::current_is_exiting();
                 let now = bpf_ktime_get_ns();

@@ -38,27 +38,22 @@ impl Segment {
 /// `skb` must be the program's context.
 #[inline(always)]
 pub unsafe fn or_syn(skb: *mut __sk_buff) -> Option<Segment> {
-    let mut answer = 0;
     // SAFETY: by contract.
-    unsafe { parse::<false, true>(skb, &mut answer) }
+    unsafe { parse::<true>(skb) }
 }
 
-/// As [`or_syn`], without SYNs that carry nothing; `answer` becomes the length of the network header where
-/// the packet is no segment but may be a DNS answer. A TCP packet pays nothing for it.
+/// As [`or_syn`], without SYNs that carry nothing.
 ///
 /// # Safety
 /// As [`or_syn`].
 #[inline(always)]
-pub unsafe fn or_answer(skb: *mut __sk_buff, answer: &mut u32) -> Option<Segment> {
+pub unsafe fn of(skb: *mut __sk_buff) -> Option<Segment> {
     // SAFETY: by contract.
-    unsafe { parse::<true, false>(skb, answer) }
+    unsafe { parse::<false>(skb) }
 }
 
 #[inline(always)]
-unsafe fn parse<const ANSWERS: bool, const SYNS: bool>(
-    skb: *mut __sk_buff,
-    answer: &mut u32,
-) -> Option<Segment> {
+unsafe fn parse<const SYNS: bool>(skb: *mut __sk_buff) -> Option<Segment> {
     // SAFETY: by contract; every access is within what was compared with the end.
     unsafe {
         let (data, end) = ((*skb).data as usize, (*skb).data_end as usize);
@@ -69,20 +64,11 @@ unsafe fn parse<const ANSWERS: bool, const SYNS: bool>(
         let version = *ip;
         let network = if version == 0x45 {
             if *ip.add(9) != IPPROTO_TCP {
-                if ANSWERS && *ip.add(9) == IPPROTO_UDP && answers::may_be_one(ip.add(20)) {
-                    *answer = 20;
-                }
                 return None;
             }
             20
         } else if version >> 4 == 6 {
-            if data + 60 > end {
-                return None;
-            }
-            if *ip.add(6) != IPPROTO_TCP {
-                if ANSWERS && *ip.add(6) == IPPROTO_UDP && answers::may_be_one(ip.add(40)) {
-                    *answer = 40;
-                }
+            if *ip.add(6) != IPPROTO_TCP || data + 60 > end {
                 return None;
             }
             40
@@ -113,6 +99,36 @@ unsafe fn parse<const ANSWERS: bool, const SYNS: bool>(
             ack,
             is_syn,
         })
+    }
+}
+
+/// Length of the network header of a packet that may be a DNS answer; 0: it is none. For a TCP packet
+/// that is one comparison, of a byte that [`of`] needs as well.
+///
+/// # Safety
+/// As [`of`].
+#[inline(always)]
+pub unsafe fn of_answer(skb: *mut __sk_buff) -> u32 {
+    // SAFETY: as in `of`.
+    unsafe {
+        let (data, end) = ((*skb).data as usize, (*skb).data_end as usize);
+        if data + 40 > end {
+            return 0;
+        }
+        let ip = data as *const u8;
+        let version = *ip;
+        if version == 0x45 {
+            if *ip.add(9) == IPPROTO_UDP && answers::may_be_one(ip.add(20)) {
+                return 20;
+            }
+        } else if version >> 4 == 6
+            && *ip.add(6) == IPPROTO_UDP
+            && data + 60 <= end
+            && answers::may_be_one(ip.add(40))
+        {
+            return 40;
+        }
+        0
     }
 }
 

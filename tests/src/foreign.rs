@@ -17,7 +17,7 @@ const BPF_F_ALLOW_MULTI: u32 = 1 << 1;
 const GET_RETVAL: i32 = 186;
 const SET_RETVAL: i32 = 187;
 
-/// `struct bpf_insn`; the byte of registers is the destination (no source is used here).
+/// `struct bpf_insn`; the byte of registers is the destination, and the source in its high half.
 #[repr(C)]
 struct Instruction {
     code: u8,
@@ -105,17 +105,45 @@ pub fn refuse_all(group: &TestCgroup, errno: i32) {
     );
 }
 
+/// Attaches a sock_ops program to the group that, once a connection is established, takes away every
+/// callback that anybody has asked for. It goes with the group.
+pub fn take_callbacks(group: &TestCgroup) {
+    /// Helper and operation by number (include/uapi/linux/bpf.h).
+    const SET_CALLBACKS: i32 = 59;
+    const ACTIVE_ESTABLISHED: i32 = 4;
+    /// BPF_PROG_TYPE_SOCK_OPS, BPF_CGROUP_SOCK_OPS.
+    const SOCK_OPS: (u32, u32) = (13, 3);
+    attach_as(
+        group,
+        SOCK_OPS,
+        &[
+            instruction(0x61, 0x12, 0, 0), // r2 = op
+            instruction(0x55, 2, 2, ACTIVE_ESTABLISHED),
+            instruction(0xb7, 2, 0, 0),
+            instruction(0x85, 0, 0, SET_CALLBACKS),
+            instruction(0xb7, 0, 0, 1),
+            instruction(0x95, 0, 0, 0),
+        ],
+    );
+}
+
 /// Loads a program and attaches it to IPv4 connects of the group.
 fn attach(group: &TestCgroup, code: &[Instruction]) {
+    let kind = (BPF_PROG_TYPE_CGROUP_SOCK_ADDR, BPF_CGROUP_INET4_CONNECT);
+    attach_as(group, kind, code);
+}
+
+/// Loads a program of a type and attaches it as such to the group.
+fn attach_as(group: &TestCgroup, (prog_type, attach_type): (u32, u32), code: &[Instruction]) {
     let license = c"GPL";
     let loaded = bpf(
         BPF_PROG_LOAD,
         &mut Load {
-            prog_type: BPF_PROG_TYPE_CGROUP_SOCK_ADDR,
+            prog_type,
             insn_cnt: code.len() as u32,
             insns: code.as_ptr() as u64,
             license: license.as_ptr() as u64,
-            expected_attach_type: BPF_CGROUP_INET4_CONNECT,
+            expected_attach_type: attach_type,
             ..Load::default()
         },
     );
@@ -127,7 +155,7 @@ fn attach(group: &TestCgroup, code: &[Instruction]) {
         &mut Attach {
             target_fd: directory.as_raw_fd() as u32,
             attach_bpf_fd: program.as_raw_fd() as u32,
-            attach_type: BPF_CGROUP_INET4_CONNECT,
+            attach_type,
             attach_flags: BPF_F_ALLOW_MULTI,
         },
     );

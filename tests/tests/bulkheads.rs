@@ -10,7 +10,7 @@ use tests::{
     agent::{Agent, AgentOptions, assert_balanced},
     cgroup::TestCgroup,
     dialer::{Dialer, How},
-    foreign::refuse_all,
+    foreign::{refuse_all, take_callbacks},
     net::TestNet,
     server::Server,
     wait,
@@ -21,10 +21,10 @@ const TO: SocketAddr = TestNet::server4(8080);
 const DESTINATION: &str = "10.77.0.2:8080";
 const BLACKHOLE: SocketAddr = SocketAddr::new(TestNet::blackhole4(0), 80);
 
-/// Nothing else refuses: no breaker, and an errno that the network does not give.
+/// Nothing else refuses or holds: no breaker, no budget, and an errno that the network does not give.
 fn config(limits: &str) -> String {
     format!(
-        "[defaults.breaker]\nerrno = \"EPERM\"\nfailure_rate = \"off\"\nconsecutive_failures = 0\n\
+        "[defaults]\nretry = \"off\"\n[defaults.breaker]\nerrno = \"EPERM\"\nfailure_rate = \"off\"\nconsecutive_failures = 0\n\
          [defaults.limits]\n{limits}\n"
     )
 }
@@ -287,6 +287,24 @@ fn connects_refused_after_us_keep_no_place() {
         (&row["attempts"], &row["in_flight"]),
         (&0.into(), &0.into())
     );
+}
+
+/// Another sock_ops program takes our callbacks away: then nobody is told when a connection ends.
+#[test]
+fn connections_whose_end_is_hidden_keep_no_place() {
+    let scene = Scene::new("bulk-hidden", "connections = 2\npending = 2");
+    take_callbacks(&scene.group);
+    let _server = scene.server();
+    let mut dialer = scene.dialer();
+    for _ in 0..8 {
+        assert_eq!(dialer.connect(TO).errno, 0);
+    }
+    dialer.open(TO, 2, How::default());
+    scene.wait_live(DESTINATION, 2);
+    assert_eq!(dialer.connect(TO).errno, libc::EPERM);
+    dialer.kill();
+    let row = scene.wait_live(DESTINATION, 0);
+    assert_eq!(refused(&row), 1, "{row:#}");
 }
 
 #[test]

@@ -1,11 +1,17 @@
 //! Observe mode, and the events that tell what was decided.
 
-use std::{net::SocketAddr, time::Duration};
+use std::{
+    io::{Read as _, Write as _},
+    net::SocketAddr,
+    time::Duration,
+};
 
 use tests::{
     agent::{Agent, AgentOptions, assert_balanced},
     cgroup::TestCgroup,
     dialer::{Dialer, How},
+    interpreter::Interpreter,
+    need,
     net::TestNet,
     server::Server,
 };
@@ -43,6 +49,69 @@ fn nothing_is_refused_and_everything_counted() {
         table.contains("WOULD-REJ") && table.contains("mode observe"),
         "{table}"
     );
+}
+
+/// What observe mode would have refused is followed to its end: the cost of a policy before it is
+/// switched on.
+#[test]
+fn what_became_of_them() {
+    need!("python3");
+    let (net, group) = (TestNet::new(), TestCgroup::new("became"));
+    let config =
+        "[defaults]\nretry = \"off\"\n[defaults.breaker]\nredial = false\ncooldown = \"5m\"\n";
+    let options = AgentOptions::new(&group).config(config);
+    let agent = options.args(&["--mode", "observe"]).start();
+    let mut dialer = Dialer::start(DIAL, &group, &net.client);
+    for _ in 0..5 {
+        assert_eq!(dialer.connect(TO).errno, libc::ECONNREFUSED);
+    }
+    agent.wait_state(DESTINATION, "open");
+    // Answers `x`, hangs up on `c`, and keeps `w` waiting.
+    let server = Server::with(&net.server, TO, |mut stream| {
+        let mut byte = [0];
+        while stream.read_exact(&mut byte).is_ok() && byte != *b"c" {
+            if byte == *b"x" {
+                let _ = stream.write_all(b"y");
+            }
+        }
+    });
+    let mut python = Interpreter::start(&group, &net.client);
+    let mut ask = |request: &str| {
+        python.value("(s := socket.create_connection(('10.77.0.2', 8080))) and 0");
+        if !request.is_empty() {
+            python.value(&format!("s.sendall(b'{request}')"));
+        }
+        if !["", "w"].contains(&request) {
+            python.value("len(s.recv(1))");
+        }
+        python.value("s.close()");
+    };
+    // Good: answered, or only connected. Bad: hung up on. Neither: closed by the program at once.
+    for request in ["x", "x", "", "c", "w"] {
+        ask(request);
+    }
+    let outcomes = |good: u64, bad: u64| {
+        agent.wait_row(DESTINATION, "what became of them", |row| {
+            row["would_reject_succeeded"] == good && row["would_reject_failed"] == bad
+        })
+    };
+    outcomes(3, 1);
+    server.stop();
+    assert_eq!(dialer.connect(TO).errno, libc::ECONNREFUSED);
+    let row = outcomes(3, 2);
+    assert_eq!(row["would_reject"]["breaker"], 6, "{row:#}");
+    let text = agent.command(&["status", DESTINATION]).good();
+    assert!(
+        text.contains("3 of those went well (60 % of 5 that tell)"),
+        "{text}"
+    );
+    let explained = agent.command(&["explain", DESTINATION]).good();
+    assert!(explained.contains("3 of those went well"), "{explained}");
+    for (outcome, count) in [("succeeded", 3.0), ("failed", 2.0)] {
+        let labels = [format!("outcome=\"{outcome}\"")];
+        let metric = agent.metric("backstop_would_reject_outcomes_total", &labels);
+        assert_eq!(metric, Some(count), "{outcome}");
+    }
 }
 
 /// A connect that outlives its timeout counts as a failure at its value, and lives on.

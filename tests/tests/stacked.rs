@@ -116,7 +116,7 @@ fn both_pass() {
     scene
         .inner
         .home()
-        .write_config("[defaults.timeouts]\nconnect = \"9s\"\n");
+        .write_config("[defaults]\nretry = \"off\"\n[defaults.timeouts]\nconnect = \"9s\"\n");
     assert_eq!(scene.inner.request("POST", "/v1/reload").status, 200);
     assert_eq!(scene.dialer.connect(TO).errno, 0);
     for _ in 0..5 {

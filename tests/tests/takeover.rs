@@ -8,13 +8,14 @@ use std::{
 use rustix::process::Signal;
 use serde_json::Value;
 use tests::{
-    agent::{Agent, AgentOptions},
+    agent::{Agent, AgentOptions, binary},
     attached,
     cgroup::TestCgroup,
     dialer::Dialer,
     interpreter::Interpreter,
     need,
     net::TestNet,
+    process::Program,
     server::Server,
     talk::echo,
     wait,
@@ -27,8 +28,8 @@ const SICK: SocketAddr = TestNet::server4(8080);
 const WELL: SocketAddr = TestNet::server4(8081);
 const SOON: Duration = Duration::from_secs(20);
 
-/// Refusals are told by their errno, and the breaker stays open for the whole of a test.
-const CONFIG: &str = "[defaults.breaker]\nerrno = \"EPERM\"\nredial = false\ncooldown = \"5m\"\n";
+/// Refusals are told by their errno, never held, and the breaker stays open for the whole of a test.
+const CONFIG: &str = "[defaults]\nretry = \"off\"\n[defaults.breaker]\nerrno = \"EPERM\"\nredial = false\ncooldown = \"5m\"\n";
 
 struct Scene {
     net: TestNet,
@@ -206,6 +207,31 @@ fn connections_are_adopted() {
         row["limits"]["connections"]["used"] == 1
     });
     python.value(&format!("(c := {connect}) and 0"));
+}
+
+/// A pause goes over, also into another state directory.
+#[test]
+fn a_pause_goes_over() {
+    let scene = Scene::new("takeover-pause");
+    scene.agent.command(&["pause", "--for", "10m"]).good();
+    let home = scene.agent.home();
+    let program = Program::new(binary())
+        .args(["run", "--takeover", "--listen", "none"])
+        .arg("--socket")
+        .arg(home.socket())
+        .arg("--state-dir")
+        .arg(home.path().join("other"))
+        .arg("--config")
+        .arg(home.config())
+        .arg("--cgroup")
+        .arg(scene.group.path())
+        .within(SOON);
+    let second = scene.successor().start_as(program);
+    assert!(second.status()["paused"]["since"].is_string());
+    let mut dialer = scene.dialer();
+    assert_eq!(dialer.connect(SICK).errno, 0);
+    second.command(&["resume"]).good();
+    assert_eq!(dialer.connect(SICK).errno, libc::EPERM);
 }
 
 /// A new agent that is killed on its way, also when it refuses already, leaves the old one in charge.

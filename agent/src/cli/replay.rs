@@ -187,3 +187,79 @@ fn notes(text: &mut String, replayed: &Replayed) {
         ));
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LINES: &str = r#"{"time":"2026-11-28T12:03:04.000Z","kind":"calls","destination":"10.0.0.5:5432","workload":"shop","netns":1,"window":"connects","from_seq":1,"to_seq":9,"first_time":"2026-11-28T12:03:03.000Z","last_time":"2026-11-28T12:03:04.000Z","latency_us":{"p50":1,"p99":1,"max":1},"slow":0}
+{"time":"2026-11-28T12:03:05.000Z","kind":"failure","destination":"10.0.0.5:5432","workload":"shop","netns":1,"window":"connects","outcome":"refused","seq":10,"previous_call_time":null,"generation":0,"latency_us":1}
+{"time":"2026-11-28T12:03:05.100Z","kind":"failure","destination":"10.0.0.5:5432","workload":"shop","netns":1,"window":"connects","outcome":"refused","seq":11,"previous_call_time":null,"generation":0,"latency_us":1}
+{"time":"2026-11-28T12:03:05.200Z","kind":"failure","destination":"10.0.0.5:5432","workload":"shop","netns":1,"window":"connects","outcome":"refused","seq":12,"previous_call_time":null,"generation":0,"latency_us":1}
+{"time":"2026-11-28T12:03:05.200Z","kind":"config","action":"started","message":"","by":null}
+"#;
+
+    fn replayed(lines: &str, config: &str, json: bool) -> Result<String, Failure> {
+        let folder = tempfile::tempdir().expect("a folder");
+        let file = |name: &str, text: &str| {
+            let path = folder.path().join(name);
+            std::fs::write(&path, text).expect("write");
+            path
+        };
+        let args = ReplayArgs {
+            events: file("events.jsonl", lines),
+            config: file("tried.toml", config),
+            json,
+        };
+        let mut printed = Vec::new();
+        let mut out = Output::to(&mut printed);
+        replay(&args, &mut out)?;
+        drop(out);
+        Ok(String::from_utf8(printed).expect("UTF-8"))
+    }
+
+    #[test]
+    fn the_story_then_the_sums_then_what_to_know() {
+        let strict = "[defaults.breaker]\nconsecutive_failures = 2\n";
+        let expected = "\
+11-28 12:03:05.100  10.0.0.5:5432          closed -> open  connects: consecutive_failures 2 >= 2  (shop)
+
+DESTINATION    WORKLOAD  POLICY   CONNECTS  EXCHANGES  FAILED  REFUSED  OF THOSE GOOD  STATE
+10.0.0.5:5432  shop      default  12        0          2       1        0              open
+
+5 lines, 2s 200ms long, from 2026-11-28T12:03:03.000Z to 2026-11-28T12:03:05.200Z.
+Of 1 refused connects 1 had failed and 0 had succeeded.
+Skipped, since they say nothing of calls: 1 config.
+";
+        assert_eq!(replayed(LINES, strict, false).unwrap(), expected);
+        let calm = replayed(LINES, "", false).unwrap();
+        assert!(
+            calm.starts_with("No breaker would have changed its state.\n"),
+            "{calm}"
+        );
+        let empty = replayed("", "", false).unwrap();
+        assert!(empty.contains("0 lines, no calls among them."), "{empty}");
+    }
+
+    #[test]
+    fn json_is_the_same_in_other_words() {
+        let json = replayed(LINES, "", true).unwrap();
+        let json: serde_json::Value = serde_json::from_str(&json).unwrap();
+        assert_eq!(json["rows"][0]["connects"], 12);
+        assert_eq!(json["skipped"]["config"], 1);
+    }
+
+    #[test]
+    fn what_is_wrong_is_named() {
+        let failure = replayed("no event\n", "", false).unwrap_err();
+        assert_eq!(failure.exit_code(), super::super::EXIT_FAILED);
+        assert!(
+            failure
+                .to_string()
+                .contains("events.jsonl: line 1: not an event")
+        );
+        let failure = replayed("", "cooldown = 1", false).unwrap_err();
+        assert_eq!(failure.exit_code(), super::super::EXIT_USAGE);
+        assert!(failure.to_string().contains("tried.toml"), "{failure}");
+    }
+}

@@ -99,6 +99,8 @@ pub struct Handover {
     pub pid: u32,
     /// Breakers, windows and manual states, in the form of `state.json`.
     pub state: serde_json::Value,
+    /// The pause in force.
+    pub paused: Option<Paused>,
 }
 
 /// Answer to reload.

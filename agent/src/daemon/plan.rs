@@ -228,6 +228,27 @@ fn kernel_settings(policy: &Policy, index: u32, ticks: Ticks) -> Settings {
     }
 }
 
+/// A policy whose breaker wants more failures than this is not waited for by the limit of retries.
+const MOST_TO_OPEN: u32 = 10;
+
+/// Retries of a single operation by which the breaker opens while nothing else happens; 0 where it never
+/// does. A limit below that would keep the breaker of a destination that is down closed for as long as
+/// only one program calls it; then nobody would look out for its return.
+fn retries_to_open(policy: &Policy) -> u32 {
+    let breaker = &policy.breaker;
+    if !breaker.enabled {
+        return 0;
+    }
+    let by_rate = breaker.failure_rate.map(|_| breaker.min_calls);
+    let calls = [breaker.consecutive_failures, by_rate]
+        .into_iter()
+        .flatten()
+        .min();
+    calls
+        .filter(|calls| *calls <= MOST_TO_OPEN)
+        .map_or(0, |calls| calls.saturating_sub(1))
+}
+
 #[expect(
     clippy::cast_possible_truncation,
     clippy::cast_sign_loss,
@@ -244,7 +265,9 @@ fn retry_settings(policy: &Policy) -> RetrySettings {
             (share * f64::from(WHOLE_PPM)).round() as u32
         }),
         budget_floor: u32::try_from(floor).unwrap_or(u32::MAX),
-        limit: retry.limit.unwrap_or(NO_LIMIT),
+        limit: retry
+            .limit
+            .map_or(NO_LIMIT, |limit| limit.max(retries_to_open(policy))),
         scale: if retry.enabled {
             epoch_scale(nanos(retry.window).0)
         } else {

@@ -142,7 +142,11 @@ async fn serve(
         }
         None => Some(Ends::open(&args).await?),
     };
-    let pause = Pause::restore(&args.state_dir)?;
+    let mut pause = Pause::restore(&args.state_dir)?;
+    if let Some(paused) = live.as_ref().and_then(|live| live.paused.clone()) {
+        // It may be kept in another state directory.
+        pause.begin(paused)?;
+    }
     let state_file = memo::file::path(&args.state_dir);
     if let Err(error) = priority::install() {
         tracing::warn!("{error:#}");

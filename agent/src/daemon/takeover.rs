@@ -30,7 +30,7 @@ use rustix::{
 
 use super::{memo::file::Document, node::Node};
 use crate::control::{
-    api::{ApiError, Handover, Peer},
+    api::{ApiError, Handover, Paused, Peer},
     client::{Client, ClientError},
 };
 
@@ -49,6 +49,8 @@ pub struct Live {
     pub pid: u32,
     /// Its version.
     pub version: String,
+    /// Its pause.
+    pub paused: Option<Paused>,
 }
 
 impl Live {
@@ -92,6 +94,7 @@ impl Live {
             process,
             pid: handover.pid,
             version: handover.version,
+            paused: handover.paused,
         }))
     }
 
@@ -196,6 +199,7 @@ impl Node {
         Ok(Handover {
             version: env!("CARGO_PKG_VERSION").to_owned(),
             pid: std::process::id(),
+            paused: self.pause.current().cloned(),
             state: serde_json::to_value(document)
                 .map_err(|e| ApiError::Internal(format!("writing the state: {e}")))?,
         })

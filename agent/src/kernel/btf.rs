@@ -248,6 +248,7 @@ impl<'a> Btf<'a> {
             received: byte("tcp_sock", &["rcv_nxt"]),
             copied: byte("tcp_sock", &["copied_seq"]),
             sock_cookie: byte("sock", &["__sk_common", "skc_cookie"]),
+            callbacks: byte("tcp_sock", &["bpf_sock_ops_cb_flags"]),
             errors_queued: byte("sock", &["sk_error_queue", "qlen"]),
             first_error: byte("sock", &["sk_error_queue", "next"]),
             error_of_packet: [
@@ -322,6 +323,7 @@ mod tests {
             offsets.received,
             offsets.copied,
             offsets.sock_cookie,
+            offsets.callbacks,
         ] {
             assert_ne!(offset, NO_OFFSET, "{offsets:?}");
         }

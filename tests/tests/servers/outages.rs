@@ -173,7 +173,7 @@ fn check<S: Service + ?Sized>(service: &mut S, ways: &[Way<S>]) {
     let _resident = service.place().client(resident).within(10 * START).spawn();
     let mut events = agent.follow(&["--all"]);
     for way in ways {
-        println!("{}", one(service, &agent, &mut events, way));
+        eprintln!("{}", one(service, &agent, &mut events, way));
     }
 }
 

@@ -149,6 +149,7 @@ impl Backend for Fake {
             version: "0.1.0".to_owned(),
             pid: 7,
             state: serde_json::Value::Null,
+            paused: None,
         }))
     }
 

@@ -97,6 +97,10 @@ pub(super) fn target_of(row: u32) -> DialTarget {
 }
 
 /// The event of an operation; `refused`: of its row so far; `None` for what happens outside the engine.
+#[expect(
+    clippy::too_many_arguments,
+    reason = "each is what some event is made of"
+)]
 pub(super) fn event_of<'a>(
     op: &Op,
     id: impl Fn(u32) -> RowId,

@@ -1,6 +1,6 @@
 //! Any events in any order, against the reference model.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use agent_common::Verdict;
 use agent_common::verdict::STATE_RAMP;
@@ -19,6 +19,8 @@ struct Seen {
     /// When a dial went out that has not been answered.
     in_flight: BTreeMap<DialTarget, Nanos>,
     last_dial: BTreeMap<DialTarget, Nanos>,
+    /// Targets of which it was to be asked at once if they are there, since the last dial.
+    asked: BTreeSet<DialTarget>,
     waiting_since: BTreeMap<DialTarget, Nanos>,
 }
 
@@ -128,6 +130,10 @@ impl Driver {
         .expect("operations that are no events are handled above");
         self.engine.handle(event, self.now, &mut self.out);
         self.apply_to_model(op, generation, until);
+        let in_flight = &self.seen.in_flight;
+        let asks = |known: &&ModelRow| known.asks() && !in_flight.contains_key(&known.target);
+        let asks = self.model.rows.values().filter(asks);
+        self.seen.asked.extend(asks.map(|known| known.target));
         self.check_actions();
         self.check_rows();
         self.check_dials(matches!(op, Op::Deadline));
@@ -246,8 +252,7 @@ impl Driver {
                     assert!(self.model.rows.values().any(waiting), "nobody waits for it");
                     let last = self.seen.last_dial.insert(target, self.now);
                     // Whether a server is there at all is asked at once.
-                    let asks = |known: &ModelRow| known.target == target && known.asks();
-                    let hurries = self.model.rows.values().any(asks);
+                    let hurries = self.seen.asked.remove(&target);
                     assert!(hurries || last.is_none_or(|at| self.now - at >= millis(400)));
                     let flying = self.seen.in_flight.insert(target, self.now);
                     assert!(flying.is_none_or(|at| self.now - at >= DIAL_WRITE_OFF));

@@ -334,7 +334,7 @@ fn meets(mut one: One, kind: Kind, expected: Option<State>) {
             ),
             Action::Bypassed { .. } => panic!("one row is no group"),
             Action::Redialled { answered, .. } => {
-                assert!(!answered || at == State::Open);
+                assert_eq!(answered, kind != DialFailed, "{state:?} on {kind:?}");
             }
             Action::Correlated(_) => panic!("one destination is not many"),
         }
