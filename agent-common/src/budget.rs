@@ -1,4 +1,4 @@
-//! The retry budget: of the attempts in a rolling window at most a share may be retries, or a fixed
+//! The retry budget: retries in a rolling window are at most a share of the other attempts in it, or a fixed
 //! number where that is more.
 //!
 //! The decision is made inside connect(), so it must be a few instructions, and integers only. The
@@ -36,10 +36,15 @@ pub trait Counts {
     fn epoch(&self) -> u64;
     /// What was noted at the begin of an epoch; `slot` is below [`SLOTS`].
     fn begin(&self, slot: usize) -> u64;
-    /// Attempts so far.
+    /// Attempts so far that were no retries.
     fn attempts(&self) -> u64;
     /// Tokens spent so far.
     fn spent(&self) -> u64;
+    /// The same value. The kernel's verifier is to forget how it came about, or it would follow each way.
+    #[inline(always)]
+    fn forgotten(&self, value: u64) -> u64 {
+        value
+    }
 }
 
 /// Counters that can be changed by several CPUs at once.
@@ -55,7 +60,7 @@ pub trait Cells: Counts {
 /// A policy's budget.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Budget {
-    /// Retries as a share of attempts, parts per million; [`NO_BUDGET`]: any number.
+    /// Retries as a share of the other attempts, parts per million; [`NO_BUDGET`]: any number.
     pub share_ppm: u32,
     /// Retries in a window that are allowed whatever the share says.
     pub floor: u32,
@@ -119,11 +124,12 @@ pub fn enter(cells: &mut impl Cells, epoch: u64) {
 #[inline(always)]
 fn noted(cells: &impl Counts, epoch: u64) -> u64 {
     let ahead = epoch.wrapping_sub(cells.epoch());
-    if ahead != 0 && ahead < u64::MAX / 2 {
+    let counts = if ahead != 0 && ahead < u64::MAX / 2 {
         pack(cells.attempts(), cells.spent())
     } else {
         cells.begin(slot(epoch))
-    }
+    };
+    cells.forgotten(counts)
 }
 
 /// Tokens that the window allows in all, and the number spent at its begin.
@@ -131,17 +137,18 @@ fn noted(cells: &impl Counts, epoch: u64) -> u64 {
 fn window(cells: &impl Counts, epoch: u64, budget: Budget) -> (u64, u32) {
     // What the epoch of a CPU that is behind began with may have been overwritten.
     let ahead = cells.epoch();
-    let epoch = if ahead.wrapping_sub(epoch) <= AHEAD_MOST {
+    let epoch = cells.forgotten(if ahead.wrapping_sub(epoch) <= AHEAD_MOST {
         ahead
     } else {
         epoch
-    };
+    });
     let attempts_before = noted(cells, epoch.wrapping_sub(PARTS - 1)) as u32;
     let spent_before = (noted(cells, epoch.wrapping_sub(PARTS)) >> 32) as u32;
     let attempts = (cells.attempts() as u32).wrapping_sub(attempts_before);
     let share = attempts as u64 * budget.share_ppm as u64 / WHOLE_PPM as u64;
     let floor = budget.floor as u64;
-    (if share > floor { share } else { floor }, spent_before)
+    let allowed = if share > floor { share } else { floor };
+    (cells.forgotten(allowed), spent_before)
 }
 
 /// Tokens spent since the window's begin. Below 0 only for a moment, while another CPU takes its own
@@ -161,7 +168,7 @@ pub fn take(cells: &mut impl Cells, epoch: u64, budget: Budget) -> bool {
     }
     let (allowed, before) = window(cells, epoch, budget);
     let spent = cells.add_spent(1);
-    if spent_in_window(spent, before) < allowed {
+    if cells.forgotten(spent_in_window(spent, before)) < allowed {
         return true;
     }
     cells.add_spent(u64::MAX);

@@ -124,7 +124,7 @@ impl Retries {
 pub struct Counted {
     /// The counters.
     pub retries: Retries,
-    /// The row's attempts.
+    /// The row's attempts that were no retries.
     pub attempts: u64,
 }
 

@@ -217,24 +217,26 @@ fn judge(ctx: &SockAddrContext, addr: [u8; 16], ifindex: u32) -> i32 {
                 && verdict.state != STATE_FORCED_CLOSED;
             let may_do = hidden(if may_refuse { mode } else { Mode::OFF });
             let mut watched = 0;
-            if retries::is_watched(row, before_ns, now) {
+            if hidden(u32::from(retries::is_watched(row, before_ns, now))) != 0 {
                 watched = STAMP_WATCHED;
                 operation = retries::judge(row, index, now, pid_tgid, may_do);
             } else if retry::is_sample(now) {
                 watched = STAMP_WATCHED;
             }
-            flags |= hidden(watched);
+            flags |= watched;
             if operation <= OVER_LAST {
                 why = refusal::BY_RETRY + operation as u32;
                 if !enforced {
                     operation = hidden64(retries::let_pass(index, pid_tgid as u32));
                 }
             }
-            why = hidden(why);
         }
+        flags = hidden(flags);
+        why = hidden(why);
+        operation = hidden64(operation);
         if acting && why == 0 && (*row).settings.flags & ROW_LIMITED != 0 {
-            let enforces = u32::from(enforced);
-            if limits::claim(row, now, enforces) != limits::PASSES {
+            let enforces = hidden(u32::from(enforced));
+            if hidden(limits::claim(row, now, enforces)) != limits::PASSES {
                 why = refusal::BY_LIMIT;
                 if flags & STAMP_PROBE != 0 && enforces != 0 {
                     probes::give_back(row, verdict.generation);
@@ -256,7 +258,7 @@ fn judge(ctx: &SockAddrContext, addr: [u8; 16], ifindex: u32) -> i32 {
                 now,
                 pid_tgid,
                 cookie,
-                enforced,
+                enforced: hidden(u32::from(enforced)),
             };
             if enforced {
                 return refusal::refuse(ctx.as_ptr(), &refusal);

@@ -116,8 +116,10 @@ unsafe fn try_hold(ctx: *mut c_void, stamp: *mut Stamp, own: u32, now: u64) -> b
         (*stamp).own_timeout_ms = own;
         (*stamp).hold_ms = hold_ms;
         (*stamp).syn_timeout_ticks = ticks as u32;
-        // (Timers run out at a tick, and up to one late.)
-        (*stamp).answered_ns = now + ticks * tick_ns - tick_ns / 2;
+        // The tick under way counts as a whole one, so that the timer runs out up to a tick early.
+        (*stamp).answered_ns = (now + (ticks - 1) * tick_ns).saturating_sub(tick_ns / 4);
+        // SYNs dropped so far (before it is established).
+        (*stamp).request_seq = 0;
         (*stamp).flags |= STAMP_TIMEOUT_SET | STAMP_HELD;
         atomics::add32(&raw mut (*retries).held_backoff, 1);
         rows::count(|c| &raw mut (*c).delayed);
@@ -224,7 +226,9 @@ pub unsafe fn syn(cookie: u64) -> i32 {
             } * 7
                 / 8;
             let may_leave_ns = (*stamp).answered_ns + if is_held { 0 } else { apart_ns };
-            if now < may_leave_ns {
+            let is_first = is_held && (*stamp).request_seq == 0;
+            if is_first || now < may_leave_ns {
+                (*stamp).request_seq = 1;
                 return DROP;
             }
         }

@@ -50,8 +50,8 @@ pub struct Refusal {
     pub pid_tgid: u64,
     /// The socket's cookie.
     pub cookie: u64,
-    /// False where observe mode forgoes it.
-    pub enforced: bool,
+    /// 0 where observe mode forgoes it.
+    pub enforced: u32,
 }
 
 /// Refuses: what the hook is to return.
@@ -189,7 +189,7 @@ pub unsafe fn tell(refusal: &Refusal) -> u16 {
     // SAFETY: by contract, map memory.
     unsafe {
         let errno = errno_of(row, why);
-        match (why, enforced) {
+        match (why, enforced != 0) {
             (BY_BREAKER, true) => atomics::add(&raw mut (*row).rejected_breaker, 1),
             (BY_BREAKER, false) => atomics::add(&raw mut (*row).would_reject_breaker, 1),
             (BY_LIMIT, true) => atomics::add(&raw mut (*row).rejected_limit, 1),
@@ -203,7 +203,7 @@ pub unsafe fn tell(refusal: &Refusal) -> u16 {
         if !atomics::replace(&raw mut (*row).last_reject_event_ns, last, now) {
             return errno;
         }
-        let would = if enforced { 0 } else { EVENT_WOULD };
+        let would = if enforced != 0 { 0 } else { EVENT_WOULD };
         let reason = match why {
             BY_LIMIT => EVENT_LIMIT,
             BY_RETRY_LIMIT => EVENT_RETRY_LIMIT,

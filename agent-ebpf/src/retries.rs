@@ -92,6 +92,11 @@ impl Counts for Shared {
         // SAFETY: as above.
         unsafe { atomics::load(&raw const (*self.retries).spent) }
     }
+
+    #[inline(always)]
+    fn forgotten(&self, value: u64) -> u64 {
+        hidden64(value)
+    }
 }
 
 impl Cells for Shared {
@@ -127,6 +132,16 @@ impl Shared {
     }
 }
 
+/// Attempts of a row that were no retries: what its budget is a share of.
+#[inline(always)]
+unsafe fn first_attempts(row: *const Row, retries: *const Retries) -> u64 {
+    // SAFETY: by the caller, map memory.
+    unsafe {
+        let attempts = atomics::load(&raw const (*row).attempts);
+        attempts.wrapping_sub(atomics::load(&raw const (*retries).spent))
+    }
+}
+
 /// A row enters an epoch of its budget, if it has not done so yet.
 #[inline(never)]
 pub fn enter(index: u32, epoch: u64) {
@@ -135,7 +150,7 @@ pub fn enter(index: u32, epoch: u64) {
         return;
     };
     // SAFETY: map memory.
-    let attempts = unsafe { atomics::load(&raw const (*row).attempts) };
+    let attempts = unsafe { first_attempts(row, retries) };
     budget::enter(&mut Shared { retries, attempts }, epoch);
 }
 
@@ -176,7 +191,7 @@ pub unsafe fn judge(row: *mut Row, index: u32, now: u64, pid_tgid: u64, mode: u3
 }
 
 /// The place is this task's from here on.
-#[inline(always)]
+#[inline(never)]
 unsafe fn claim(task: *mut Task, caller: u64, row: *mut Row) {
     // SAFETY: by the caller, map memory.
     unsafe {
@@ -280,7 +295,7 @@ unsafe fn allowed(
         // operation begins anew.
         let is_anew =
             (*task).pending > 1 || answers(row, retries, (*task).ended) != (*task).answers;
-        let since = if is_anew { 0 } else { since };
+        let since = hidden(if is_anew { 0 } else { since });
         let deadline_ns = (*policy).deadline_ns;
         if deadline_ns != 0 && age_ns(first, now) > deadline_ns {
             if is_anew {
@@ -310,7 +325,7 @@ unsafe fn allowed(
             }
             let mut shared = Shared {
                 retries,
-                attempts: atomics::load(&raw const (*row).attempts),
+                attempts: first_attempts(row, retries),
             };
             let epoch = budget::epoch(now, (*policy).scale);
             if !budget::take(&mut shared, epoch, (*policy).budget()) {

@@ -125,8 +125,8 @@ impl AgentOptions {
     }
 
     /// With this configuration file, in which retries are left alone: for a test that dials what fails in a
-    /// loop, until a breaker opens. The built-in limit would take that for one operation, and refuse all but
-    /// its first three attempts.
+    /// loop, without a breaker that opens. The built-in limit would take that for one operation, and refuse
+    /// all but its first three attempts.
     #[must_use]
     pub fn config_for_loops(self, text: &str) -> Self {
         const OFF: &str = "[defaults]\nretry = \"off\"\n";

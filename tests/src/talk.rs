@@ -48,7 +48,7 @@ impl Talk {
         let net = TestNet::new();
         let server = Server::with(&net.server, TO, handler);
         let group = TestCgroup::new(label);
-        let agent = Agent::start(&group, "");
+        let agent = Agent::start_for_loops(&group, "");
         let python = Interpreter::start(&group, &net.client);
         Self {
             server,

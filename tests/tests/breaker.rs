@@ -72,7 +72,7 @@ impl Scene {
         }
         let net = TestNet::new();
         let group = TestCgroup::new("breaker");
-        let agent = Agent::start_for_loops(&group, config);
+        let agent = Agent::start(&group, config);
         let sleep = Program::new("sleep").arg("600");
         let _resident = sleep.in_cgroup(&group).in_netns(&net.client).spawn();
         Some(Self {
@@ -225,7 +225,7 @@ fn half_of_the_window_failing_opens() {
     let net = TestNet::new();
     let group = TestCgroup::new("rate");
     let config = "[defaults.breaker]\nwindow = 10\nmin_calls = 10\nredial = false\n";
-    let agent = Agent::start_for_loops(&group, config);
+    let agent = Agent::start(&group, config);
     let mut dialer = Dialer::start(DIAL, &group, &net.client);
     for call in 0..9 {
         let server = (call % 2 == 0).then(|| Server::start(&net.server, TO));
@@ -248,7 +248,7 @@ fn half_of_the_window_failing_opens() {
 fn a_failed_probe_opens_again_for_longer() {
     let net = TestNet::new();
     let group = TestCgroup::new("failed-probe");
-    let agent = Agent::start_for_loops(&group, WITHOUT_REDIAL);
+    let agent = Agent::start(&group, WITHOUT_REDIAL);
     let mut events = agent.follow(&[]);
     let mut dialer = Dialer::start(DIAL, &group, &net.client);
     for _ in 0..FAILURES {
@@ -285,7 +285,7 @@ fn the_policy_chooses_the_errno() {
             9000 + i
         );
     }
-    let agent = Agent::start_for_loops(&group, &config);
+    let agent = Agent::start(&group, &config);
     let mut dialer = Dialer::start(DIAL, &group, &net.client);
     for (i, (name, number)) in (0..).zip(all) {
         let to = TestNet::server4(9000 + i);

@@ -141,7 +141,9 @@ fn never_one_too_many_with_64_threads() {
     eprintln!("{crowd}");
     assert_eq!(crowd["most"], 7, "all places were used: {crowd}");
     let row = scene.wait_live(DESTINATION, 0);
-    assert_eq!(times(&crowd, libc::EPERM), refused(&row), "{crowd} {row:#}");
+    // A thread that is refused more than a hundred times a second is told later.
+    let told = times(&crowd, libc::EPERM) + times(&crowd, libc::ETIMEDOUT);
+    assert_eq!(told, refused(&row), "{crowd} {row:#}");
     assert_eq!(times(&crowd, 0), row["established"].as_u64().unwrap());
     assert!(refused(&row) > 0);
     assert_balanced(&row);

@@ -25,7 +25,7 @@ fn nowhere(i: u8) -> SocketAddr {
 fn many_that_fail_at_once_open_nothing() {
     const MANY: u8 = 6;
     let (net, group) = (TestNet::new(), TestCgroup::new("correlated"));
-    let agent = Agent::start_for_loops(&group, CONFIG);
+    let agent = Agent::start(&group, CONFIG);
     let mut dialer = Dialer::start(DIAL, &group, &net.client);
     let mut events = agent.follow(&[]);
     // All at once, once each: no breaker has enough of it yet.
@@ -77,7 +77,7 @@ fn many_that_fail_at_once_open_nothing() {
 #[test]
 fn many_ports_of_one_host_open() {
     let (net, group) = (TestNet::new(), TestCgroup::new("one-host"));
-    let agent = Agent::start_for_loops(&group, "[defaults.breaker]\nredial = false\n");
+    let agent = Agent::start(&group, "[defaults.breaker]\nredial = false\n");
     let mut dialer = Dialer::start(DIAL, &group, &net.client);
     for port in 8080..8088 {
         let to = TestNet::server4(port);

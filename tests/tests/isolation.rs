@@ -72,7 +72,7 @@ fn one_address_in_two_namespaces_is_two_destinations() {
 fn one_workload_in_two_namespaces_has_two_rows() {
     let (first, second) = (Namespace::new("first"), Namespace::new("second"));
     let group = TestCgroup::new("both");
-    let agent = Agent::start_for_loops(&group, CONFIG);
+    let agent = Agent::start(&group, CONFIG);
     let to: SocketAddr = "127.0.0.1:8080".parse().unwrap();
     let _server = Server::start(&second, to);
     let mut refused = Dialer::start(DIAL, &group, &first);
@@ -106,7 +106,7 @@ fn one_workloads_failures_are_not_anothers() {
     let namespace = Namespace::new("shared");
     let parent = TestCgroup::new("parent");
     let (a, b) = (parent.child("a"), parent.child("b"));
-    let agent = Agent::start_for_loops(&parent, CONFIG);
+    let agent = Agent::start(&parent, CONFIG);
     let to: SocketAddr = "127.0.0.1:8080".parse().unwrap();
     let mut one = Dialer::start(DIAL, &a, &namespace);
     let mut other = Dialer::start(DIAL, &b, &namespace);
@@ -137,7 +137,7 @@ fn one_workloads_failures_are_not_anothers() {
 fn who_is_not_watched_is_not_touched() {
     let net = TestNet::new();
     let group = TestCgroup::new("watched");
-    let agent = Agent::start_for_loops(&group, CONFIG);
+    let agent = Agent::start(&group, CONFIG);
     let mut outside = Dialer::start_outside(DIAL, &net.client);
     for _ in 0..8 {
         assert_eq!(

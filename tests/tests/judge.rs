@@ -24,7 +24,7 @@ fn timeouts_open_and_the_cooldown_runs_regardless_of_redial() {
     let (net, group) = (TestNet::new(), TestCgroup::new("silence"));
     let config =
         "[defaults.timeouts]\nconnect = \"100ms\"\n[defaults.breaker]\ncooldown = \"1s\"\n";
-    let agent = Agent::start_for_loops(&group, config);
+    let agent = Agent::start(&group, config);
     let mut events = agent.follow(&[]);
     let destination = BLACKHOLE.to_string();
     let mut dialer = Dialer::start_promptly(DIAL, &group, &net.client);
@@ -72,7 +72,7 @@ fn unreachable_opens() {
             std::fs::write(format!("/proc/sys/net/{file}"), "0").expect("sysctl");
         }
     });
-    let agent = Agent::start_for_loops(&group, "[defaults.breaker]\nredial = false\n");
+    let agent = Agent::start(&group, "[defaults.breaker]\nredial = false\n");
     let mut dialer = Dialer::start(DIAL, &group, &net.client);
     for to in [TO, SocketAddr::new(TestNet::SERVER6, 8080)] {
         for _ in 0..5 {
@@ -90,7 +90,7 @@ fn unreachable_opens() {
 fn old_failures_do_not_count() {
     let (net, group) = (TestNet::new(), TestCgroup::new("age"));
     let config = "[defaults.breaker]\nwindow_age = \"1s\"\nredial = false\n";
-    let agent = Agent::start_for_loops(&group, config);
+    let agent = Agent::start(&group, config);
     let mut dialer = Dialer::start(DIAL, &group, &net.client);
     for round in 1..=2_u64 {
         for _ in 0..4 {
@@ -118,7 +118,7 @@ fn old_failures_do_not_count() {
 fn late_outcomes_are_dropped() {
     let (net, group) = (TestNet::new(), TestCgroup::new("late"));
     let config = "[defaults.timeouts]\nconnect = \"1s\"\n";
-    let agent = Agent::start_for_loops(&group, config);
+    let agent = Agent::start(&group, config);
     let destination = BLACKHOLE.to_string();
     let mut dialer = Dialer::start(DIAL, &group, &net.client);
     dialer.open(BLACKHOLE, 20, How::default());
@@ -164,7 +164,7 @@ fn a_breaker_that_is_off_only_counts() {
 #[test]
 fn one_success_closes_if_so_said() {
     let (net, group) = (TestNet::new(), TestCgroup::new("one"));
-    let agent = Agent::start_for_loops(&group, "[defaults.breaker]\nsuccesses_to_close = 1\n");
+    let agent = Agent::start(&group, "[defaults.breaker]\nsuccesses_to_close = 1\n");
     let mut dialer = Dialer::start(DIAL, &group, &net.client);
     for _ in 0..5 {
         assert_eq!(dialer.connect(TO).errno, libc::ECONNREFUSED);
@@ -180,7 +180,7 @@ fn one_success_closes_if_so_said() {
 #[test]
 fn another_address_is_another_destination() {
     let (net, group) = (TestNet::new(), TestCgroup::new("localhost"));
-    let agent = Agent::start_for_loops(&group, "");
+    let agent = Agent::start(&group, "");
     let four: SocketAddr = "127.0.0.1:8080".parse().expect("an address");
     let six: SocketAddr = "[::1]:8080".parse().expect("an address");
     let _server = Server::start(&net.client, four);
@@ -203,7 +203,7 @@ fn another_address_is_another_destination() {
 fn giving_up_opens() {
     let (net, group) = (TestNet::new(), TestCgroup::new("gave-up"));
     let config = "[defaults.breaker]\ngave_up = \"50ms\"\nredial = false\n";
-    let agent = Agent::start_for_loops(&group, config);
+    let agent = Agent::start(&group, config);
     let mut dialer = Dialer::start(DIAL, &group, &net.client);
     for _ in 0..5 {
         dialer.open(BLACKHOLE, 1, How::default());

@@ -23,7 +23,7 @@ const SOON: Duration = Duration::from_secs(10);
 fn a_restart_forgets_counters_and_those_that_were_well() {
     let net = TestNet::new();
     let group = TestCgroup::new("restart");
-    let agent = Agent::start_for_loops(&group, "[defaults.breaker]\nredial = false\n");
+    let agent = Agent::start(&group, "[defaults.breaker]\nredial = false\n");
     let options = agent.options().clone();
     let _server = Server::start(&net.server, TestNet::server4(8081));
     let mut dialer = Dialer::start(DIAL, &group, &net.client);
@@ -49,7 +49,7 @@ fn a_restart_forgets_counters_and_those_that_were_well() {
 fn connects_between_two_agents_pass_uncounted() {
     let net = TestNet::new();
     let group = TestCgroup::new("gap");
-    let agent = Agent::start_for_loops(&group, "");
+    let agent = Agent::start(&group, "");
     let options = agent.options().clone();
     let server = Server::start(&net.server, TO);
     agent.command(&["trip", DESTINATION]).good();
@@ -73,7 +73,7 @@ fn a_killed_agent_leaves_its_timeout_on_connects_under_way() {
     need!("nft");
     let net = TestNet::new();
     let group = TestCgroup::new("killed");
-    let agent = Agent::start_for_loops(&group, "[defaults.timeouts]\nconnect = \"20s\"\n");
+    let agent = Agent::start(&group, "[defaults.timeouts]\nconnect = \"20s\"\n");
     let server = Server::start(&net.server, TO);
     let drops = net.server.count_syns(TO.port(), true);
     let mut dialer = Dialer::start(DIAL, &group, &net.client);
@@ -96,7 +96,7 @@ fn a_killed_agent_leaves_its_timeout_on_connects_under_way() {
 fn a_destination_that_was_given_up_starts_anew() {
     let namespace = Namespace::new("anew");
     let group = TestCgroup::new("anew");
-    let agent = Agent::start_for_loops(&group, "[agent]\nmax_destinations = 16\n");
+    let agent = Agent::start(&group, "[agent]\nmax_destinations = 16\n");
     let mut dialer = Dialer::start(DIAL, &group, &namespace);
     let first: SocketAddr = "127.0.0.9:80".parse().expect("an address");
     for _ in 0..4 {

@@ -22,7 +22,7 @@ const NO_REDIAL: &str = "[defaults.breaker]\nredial = false\n";
 #[test]
 fn a_trip_holds_for_its_time_also_for_the_unseen() {
     let (net, group) = (TestNet::new(), TestCgroup::new("trip"));
-    let agent = Agent::start_for_loops(&group, "");
+    let agent = Agent::start(&group, "");
     let server = Server::start(&net.server, TO);
     let mut dialer = Dialer::start(DIAL, &group, &net.client);
     let mut events = agent.follow(&[]);
@@ -58,7 +58,7 @@ fn a_trip_holds_for_its_time_also_for_the_unseen() {
 fn a_trip_is_for_one_workload_if_so_said() {
     let (net, parent) = (TestNet::new(), TestCgroup::new("whom"));
     let (a, b) = (parent.child("a"), parent.child("b"));
-    let agent = Agent::start_for_loops(&parent, "");
+    let agent = Agent::start(&parent, "");
     let _server = Server::start(&net.server, TO);
     let mut one = Dialer::start(DIAL, &a, &net.client);
     let mut other = Dialer::start(DIAL, &b, &net.client);
@@ -89,7 +89,7 @@ fn a_trip_is_for_one_workload_if_so_said() {
 #[test]
 fn held_closed_passes_whatever_fails() {
     let (net, group) = (TestNet::new(), TestCgroup::new("hold"));
-    let agent = Agent::start_for_loops(&group, NO_REDIAL);
+    let agent = Agent::start(&group, NO_REDIAL);
     let mut dialer = Dialer::start(DIAL, &group, &net.client);
     // Several, none of them seen before: from the very first connect on.
     for port in 8080..8090 {
@@ -114,7 +114,7 @@ fn held_closed_passes_whatever_fails() {
 #[test]
 fn a_reset_closes_an_open_breaker() {
     let (net, group) = (TestNet::new(), TestCgroup::new("reset"));
-    let agent = Agent::start_for_loops(&group, NO_REDIAL);
+    let agent = Agent::start(&group, NO_REDIAL);
     let mut dialer = Dialer::start(DIAL, &group, &net.client);
     for _ in 0..5 {
         assert_eq!(dialer.connect(TO).errno, libc::ECONNREFUSED);
@@ -131,7 +131,7 @@ fn a_reset_closes_an_open_breaker() {
 fn what_is_protected_is_left_alone() {
     let (net, group) = (TestNet::new(), TestCgroup::new("protected"));
     let config = format!("{NO_REDIAL}[protected]\ndestinations = [\"10.77.0.0/24\"]\n");
-    let agent = Agent::start_for_loops(&group, &config);
+    let agent = Agent::start(&group, &config);
     let mut dialer = Dialer::start(DIAL, &group, &net.client);
     for _ in 0..20 {
         assert_eq!(dialer.connect(TO).errno, libc::ECONNREFUSED);

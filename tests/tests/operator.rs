@@ -59,7 +59,7 @@ fn key_set(value: &Value) -> BTreeSet<String> {
 /// One closed, one tripped and one half-open destination.
 fn three_rows(net: &TestNet, group: &TestCgroup) -> (Agent, Vec<Server>) {
     let config = "[defaults.breaker]\nredial = false\ncooldown = \"100ms\"\n";
-    let agent = Agent::start_for_loops(group, config);
+    let agent = Agent::start(group, config);
     let servers = vec![Server::start(&net.server, TO)];
     let mut dialer = Dialer::start(DIAL, group, &net.client);
     assert_eq!(dialer.connect(TO).errno, 0);
@@ -93,7 +93,8 @@ fn status_has_every_key_of_the_contract() {
         let missing: Vec<_> = contract.difference(&have).collect();
         assert!(missing.is_empty(), "{missing:?} missing in {row:#}");
         // Additions: the pause in force, who asked for fewer calls, what was learned, who set a manual
-        // state, the ramp, the last minute, the limits, what observe mode saw.
+        // state, the ramp, the last minute, the limits, what observe mode saw, the
+        // attempts that operations take.
         let is_added = |key: &str| {
             key == ".paused"
                 || key.ends_with(".throttled")
@@ -103,6 +104,8 @@ fn status_has_every_key_of_the_contract() {
                 || key.contains("_1m_us")
                 || key.contains(".destinations.limits")
                 || key.contains(".would_reject_")
+                || key.ends_with(".retry.amplification")
+                || key.contains(".retry.operations")
         };
         let more: Vec<_> = have
             .difference(&contract)
@@ -245,7 +248,7 @@ fn the_listener_tells_and_changes_nothing() {
 fn curl_reaches_the_socket() {
     need!("curl");
     let (net, group) = (TestNet::new(), TestCgroup::new("curl"));
-    let agent = Agent::start_for_loops(&group, "");
+    let agent = Agent::start(&group, "");
     let socket = agent.home().socket();
     let mode = std::fs::metadata(&socket)
         .expect("the socket")
@@ -314,7 +317,7 @@ fn curl_reaches_the_socket() {
 #[test]
 fn old_events_are_forgotten() {
     let group = TestCgroup::new("kept");
-    let agent = Agent::start_for_loops(&group, "[agent]\nevents_kept = 4\n");
+    let agent = Agent::start(&group, "[agent]\nevents_kept = 4\n");
     let mut events = agent.follow(&[]);
     for _ in 0..3 {
         agent.command(&["pause"]).good();
@@ -358,7 +361,7 @@ fn exit_codes_of_the_commands() {
     assert_eq!(run(&["trip", DESTINATION, "--for", "soon"]).code(), 2);
 
     let group = TestCgroup::new("codes");
-    let agent = Agent::start_for_loops(&group, "");
+    let agent = Agent::start(&group, "");
     for bad in [
         "10.0.0.5",
         "10.0.0.5:0",

@@ -34,7 +34,7 @@ impl Scene {
     fn half_open(config: &str) -> Self {
         let net = TestNet::new();
         let group = TestCgroup::new("probes");
-        let agent = Agent::start_for_loops(&group, config);
+        let agent = Agent::start(&group, config);
         let scene = Self { net, group, agent };
         let mut dialer = scene.dialer();
         for _ in 0..5 {

@@ -31,7 +31,7 @@ fn just_closed(agent: &Agent, net: &TestNet, dialer: &mut Dialer, to: SocketAddr
 #[test]
 fn a_crowd_comes_in_steps() {
     let (net, group) = (TestNet::new(), TestCgroup::new("crowd"));
-    let agent = Agent::start_for_loops(&group, "");
+    let agent = Agent::start(&group, "");
     let mut dialer = Dialer::start(DIAL, &group, &net.client);
     // On a busy machine the ramp may be over before the crowd has called.
     let seen = (8080..8090).find_map(|port| {
@@ -69,7 +69,7 @@ fn a_crowd_comes_in_steps() {
 #[test]
 fn who_calls_seldom_is_not_refused() {
     let (net, group) = (TestNet::new(), TestCgroup::new("seldom"));
-    let agent = Agent::start_for_loops(&group, "");
+    let agent = Agent::start(&group, "");
     let mut dialer = Dialer::start(DIAL, &group, &net.client);
     let to = TestNet::server4(8080);
     let _server = just_closed(&agent, &net, &mut dialer, to);
@@ -83,7 +83,7 @@ fn who_calls_seldom_is_not_refused() {
 #[test]
 fn a_server_that_falls_again_opens_it_again() {
     let (net, group) = (TestNet::new(), TestCgroup::new("again"));
-    let agent = Agent::start_for_loops(
+    let agent = Agent::start(
         &group,
         "[defaults.breaker]\nredial = false\ncooldown = \"1s\"\n",
     );

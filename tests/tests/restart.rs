@@ -32,7 +32,7 @@ fn open(agent: &Agent, dialer: &mut Dialer) -> Value {
 #[test]
 fn an_open_breaker_refuses_from_the_first_connect_on() {
     let (net, group) = (TestNet::new(), TestCgroup::new("open"));
-    let agent = Agent::start_for_loops(&group, "");
+    let agent = Agent::start(&group, "");
     let mut dialer = Dialer::start(DIAL, &group, &net.client);
     let before = open(&agent, &mut dialer);
     let options = agent.options().clone();
@@ -64,7 +64,7 @@ fn an_open_breaker_refuses_from_the_first_connect_on() {
 #[test]
 fn a_server_that_came_back_meanwhile_is_not_refused_for_the_cooldown() {
     let (net, group) = (TestNet::new(), TestCgroup::new("back"));
-    let agent = Agent::start_for_loops(&group, "");
+    let agent = Agent::start(&group, "");
     let mut dialer = Dialer::start(DIAL, &group, &net.client);
     open(&agent, &mut dialer);
     let options = agent.options().clone();
@@ -85,7 +85,7 @@ fn a_server_that_came_back_meanwhile_is_not_refused_for_the_cooldown() {
 #[test]
 fn a_killed_agent_has_written_it_down() {
     let (net, group) = (TestNet::new(), TestCgroup::new("killed"));
-    let agent = Agent::start_for_loops(&group, NO_REDIAL);
+    let agent = Agent::start(&group, NO_REDIAL);
     let mut dialer = Dialer::start(DIAL, &group, &net.client);
     open(&agent, &mut dialer);
     agent.command(&["trip", "10.77.0.2:8081"]).good();
@@ -111,7 +111,7 @@ fn a_killed_agent_has_written_it_down() {
 #[test]
 fn a_window_is_continued() {
     let (net, group) = (TestNet::new(), TestCgroup::new("window"));
-    let agent = Agent::start_for_loops(&group, NO_REDIAL);
+    let agent = Agent::start(&group, NO_REDIAL);
     let mut dialer = Dialer::start(DIAL, &group, &net.client);
     for _ in 0..4 {
         assert_eq!(dialer.connect(TO).errno, libc::ECONNREFUSED);
@@ -133,7 +133,7 @@ fn a_window_is_continued() {
 #[test]
 fn manual_states_hold_on_with_who_and_when() {
     let (net, group) = (TestNet::new(), TestCgroup::new("manual"));
-    let agent = Agent::start_for_loops(&group, "");
+    let agent = Agent::start(&group, "");
     let _server = Server::start(&net.server, TO);
     let mut dialer = Dialer::start(DIAL, &group, &net.client);
     // One for all, of a destination not seen yet; one for a workload, of one that is.
@@ -182,7 +182,7 @@ fn manual_states_hold_on_with_who_and_when() {
 #[test]
 fn a_manual_state_ends_at_its_time_though_agents_come_and_go() {
     let (net, group) = (TestNet::new(), TestCgroup::new("time"));
-    let agent = Agent::start_for_loops(&group, "");
+    let agent = Agent::start(&group, "");
     let _server = Server::start(&net.server, TO);
     let mut dialer = Dialer::start(DIAL, &group, &net.client);
     let began = Instant::now();
@@ -205,7 +205,7 @@ fn what_is_gone_does_not_come_back() {
     let net = TestNet::new();
     let parent = TestCgroup::new("gone");
     let (stays, goes) = (parent.child("stays"), parent.child("goes"));
-    let agent = Agent::start_for_loops(&parent, NO_REDIAL);
+    let agent = Agent::start(&parent, NO_REDIAL);
     let options = agent.options().clone();
     let other_net = TestNet::new();
     {
@@ -234,7 +234,7 @@ fn what_is_gone_does_not_come_back() {
 #[test]
 fn a_damaged_file_is_set_aside() {
     let (net, group) = (TestNet::new(), TestCgroup::new("damaged"));
-    let agent = Agent::start_for_loops(&group, NO_REDIAL);
+    let agent = Agent::start(&group, NO_REDIAL);
     let mut dialer = Dialer::start(DIAL, &group, &net.client);
     open(&agent, &mut dialer);
     let (options, file) = (agent.options().clone(), state_file(&agent));
@@ -252,13 +252,13 @@ fn a_damaged_file_is_set_aside() {
 #[test]
 fn what_is_protected_now_is_left_alone() {
     let (net, group) = (TestNet::new(), TestCgroup::new("guarded"));
-    let agent = Agent::start_for_loops(&group, NO_REDIAL);
+    let agent = Agent::start(&group, NO_REDIAL);
     let mut dialer = Dialer::start(DIAL, &group, &net.client);
     open(&agent, &mut dialer);
     agent.command(&["trip", "10.77.0.2:8081"]).good();
     let options = agent.options().clone();
     assert_eq!(agent.stop().code(), 0);
-    let options = options.config_for_loops("[protected]\ndestinations = [\"10.77.0.0/24\"]\n");
+    let options = options.config("[protected]\ndestinations = [\"10.77.0.0/24\"]\n");
     let agent = options.start();
     assert_eq!(agent.row(DESTINATION), Value::Null);
     let _servers = [TO, TestNet::server4(8081)].map(|to| Server::start(&net.server, to));

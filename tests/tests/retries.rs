@@ -6,6 +6,9 @@
     reason = "figures for docs/RETRIES.md, shown by --nocapture"
 )]
 
+#[path = "retries/programs.rs"]
+mod programs;
+
 use std::{
     net::SocketAddr,
     sync::atomic::{AtomicU64, Ordering},
@@ -28,6 +31,7 @@ use tests::{
 const TO: SocketAddr = TestNet::server4(8080);
 const DESTINATION: &str = "10.77.0.2:8080";
 const LONG: Duration = Duration::from_secs(90);
+const SOON: Duration = Duration::from_secs(10);
 const ECONNREFUSED: i64 = 111;
 /// Tells retries, refuses nothing.
 const ONLY_COUNTS: &str = "[defaults]\nbreaker = \"off\"\n\

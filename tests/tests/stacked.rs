@@ -31,10 +31,8 @@ impl Scene {
         let _server = Server::start(&net.server, TO);
         let outer_group = TestCgroup::new("outer");
         let group = outer_group.child("inner");
-        // Two limits on retries would refuse what the other lets pass.
-        let config = format!("[defaults]\nretry = \"off\"\n{config}");
-        let outer = Agent::start(&outer_group, &config);
-        let inner = Agent::start(&group, &config);
+        let outer = Agent::start_for_loops(&outer_group, config);
+        let inner = Agent::start_for_loops(&group, config);
         let dialer = Dialer::start(DIAL, &group, &net.client);
         // Its parent removes it.
         std::mem::forget(group);

@@ -42,7 +42,7 @@ impl Scene {
         };
         let server = TlsServer::start(&net.server, &certificate.both(), behaviour);
         let group = TestCgroup::new("tls");
-        let agent = Agent::start(&group, "");
+        let agent = Agent::start_for_loops(&group, "");
         let mut python = Interpreter::start(&group, &net.client);
         python.value(CONTEXT);
         Self {
@@ -285,7 +285,7 @@ fn nginx_is_counted_exactly(protocol: &str) {
     );
     let nginx = Nginx::start(&net.server, TO, &server);
     let group = TestCgroup::new("tls-nginx");
-    let agent = Agent::start(&group, "");
+    let agent = Agent::start_for_loops(&group, "");
     let url = format!("https://{TO}/");
     for (options, requests) in [("-h2=false", 1600), ("-disable-keepalive", 160)] {
         Program::new("hey")

@@ -101,6 +101,12 @@ enum Task {
     /// Builds the release binary and measures it in a network namespace and cgroups of its own.
     /// docs/COST.md says what the figures mean.
     Bench(bench::Arguments),
+    /// Print what Backstop takes for a retry: programs that never retry, and programs that do.
+    ///
+    /// Runs the tests of retries, of a chain of services and of a herd, and prints what they have
+    /// seen as tables. Needs what `cargo xtask test` needs.
+    Retries,
+
     /// Simulate outages under Backstop's breakers and under the published rules of others.
     ///
     /// Builds agent/examples/simulate in release mode, runs every scenario (about a minute of
@@ -153,6 +159,7 @@ fn perform(task: Task) -> Result<ExitCode> {
             })
         }
         Task::Ebpf => ebpf::run().map(|()| ExitCode::SUCCESS),
+        Task::Retries => test::truth::run(),
         Task::Simulate { filter, check } => simulate::run(filter.as_deref(), check),
         Task::Bench(arguments) => bench::run(&arguments),
         Task::BenchLoad(arguments) => bench::worker::run(&arguments),

@@ -24,6 +24,15 @@ pub struct Agent {
 }
 
 impl Agent {
+    /// As [`Agent::start`], for a load that is refused in a loop: without the spin guard, which would hold
+    /// what it refuses, and without a limit of retries, which would refuse in the breaker's stead.
+    pub fn start_for_loops(lab: &Lab, defaults: &str, rest: &str) -> Result<Self> {
+        Self::start(
+            lab,
+            &format!("[defaults]\nretry = \"off\"\n{defaults}{rest}"),
+        )
+    }
+
     /// Starts one with this configuration and waits until enforcement is proven.
     ///
     /// # Errors

@@ -3,6 +3,7 @@
 mod executables;
 mod prerequisites;
 mod report;
+pub mod truth;
 mod venv;
 
 use std::ffi::OsString;

@@ -36,7 +36,7 @@ pub fn measure(lab: &Lab) -> Result<Vec<Figure>> {
             "agent, connects established",
         )?);
     }
-    let agent = Agent::start(lab, "[defaults]\nbreaker = \"off\"\n")?;
+    let agent = Agent::start_for_loops(lab, "breaker = \"off\"\n", "")?;
     let mut load = load(lab)?;
     let what = "agent, connects refused, breaker off";
     figures.push(usage_at(&agent, &mut load, CLOSED_PORT, what)?);

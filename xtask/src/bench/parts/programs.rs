@@ -26,7 +26,7 @@ pub fn measure(lab: &Lab) -> Result<Vec<Figure>> {
         first: true,
         real_time: true,
     };
-    let agent = Agent::start(lab, "")?;
+    let agent = Agent::start_for_loops(lab, "", "")?;
     let mut load = Load::start(&lab.with, running)?;
     load.allowed(CONNECTS)?;
     agent.command(&["trip", &format!("127.0.0.1:{CLOSED_PORT}")])?;

@@ -59,8 +59,9 @@ fn situation(
     background: impl FnOnce() -> Result<Vec<Load>>,
 ) -> Result<[Figure; 2]> {
     // No redials, and nothing closes again: only trips are measured.
-    let agent = Agent::start(
+    let agent = Agent::start_for_loops(
         lab,
+        "",
         "[defaults.breaker]\nredial = false\ncooldown = \"5m\"\n",
     )?;
     let mut load = Load::start(&lab.with, Running::default())?;

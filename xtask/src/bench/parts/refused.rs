@@ -18,7 +18,7 @@ const CONNECTS: u32 = 128;
 /// # Errors
 /// When agent or load cannot be started, or a connect is not refused.
 pub fn measure(lab: &Lab) -> Result<Vec<Figure>> {
-    let agent = Agent::start(lab, "")?;
+    let agent = Agent::start_for_loops(lab, "", "")?;
     let mut loads = loads(lab)?;
     agent.command(&["trip", &format!("127.0.0.1:{CLOSED_PORT}")])?;
     for load in &mut loads {
