@@ -362,8 +362,8 @@ fn redis_goes_away() {
             },
             returns: |cache| cache.holders.clear(),
             window: "exchanges",
-            // Refused, and the command that it sends nevertheless is reset.
-            failures: &["status", "reset"],
+            // Refused, and the command that it sends nevertheless is reset, or its connection closed.
+            failures: &["status", "reset", "closed_early"],
         },
         Way {
             what: "has a full disk",
