@@ -23,7 +23,7 @@ const OPEN_AGAIN: Duration = Duration::from_secs(5);
 
 /// An agent that refuses a healthy server's connections.
 fn refusing(net: &TestNet, group: &TestCgroup) -> (Agent, Server, Dialer) {
-    let agent = Agent::start(group, "");
+    let agent = Agent::start_for_loops(group, "");
     let server = Server::start(&net.server, TO);
     agent.command(&["trip", DESTINATION]).good();
     let mut dialer = Dialer::start(DIAL, group, &net.client);
