@@ -50,7 +50,8 @@ pub enum Command {
     Resume,
     /// Show the destinations, worst first; with DESTINATION all there is to know about one.
     Status {
-        /// Address with port, such as 10.0.0.5:5432 or [2001:db8::1]:443 [default: all]
+        /// Address or name with port, such as 10.0.0.5:5432, [2001:db8::1]:443 or db.internal:5432
+        /// [default: all]
         destination: Option<String>,
         /// Print JSON, with every key always present [default: a table]
         #[arg(long)]
@@ -143,7 +144,7 @@ pub struct ReplayArgs {
 /// What `explain` is about.
 #[derive(Clone, Debug, Args)]
 pub struct ExplainArgs {
-    /// Address with port, such as 10.0.0.5:5432 or [2001:db8::1]:443; it need not have been seen
+    /// Address or name with port, such as 10.0.0.5:5432 or db.internal:5432; it need not have been seen
     /// yet
     pub destination: String,
     /// As this process calls it, by its id where this command runs [default: any caller, without
@@ -162,7 +163,7 @@ pub struct ExplainArgs {
 /// Whose breakers a manual command is about.
 #[derive(Clone, Debug, Args)]
 pub struct Target {
-    /// Address with port, such as 10.0.0.5:5432 or [2001:db8::1]:443; it need not have been seen
+    /// Address or name with port, such as 10.0.0.5:5432 or db.internal:5432; it need not have been seen
     /// yet
     pub destination: String,
     /// Only for this workload: a cgroup path below the v2 mount, without leading slash

@@ -151,10 +151,13 @@ fn what(event: &Event) -> String {
             action,
             message,
             by,
-        } => match by {
-            Some(by) => format!("{action}: {message} (by {by})"),
-            None => format!("{action}: {message}"),
-        },
+        } => {
+            let message = first_line(message);
+            match by {
+                Some(by) => format!("{action}: {message} (by {by})"),
+                None => format!("{action}: {message}"),
+            }
+        }
         Event::Safety {
             action, message, ..
         } => format!("{action}: {message}"),
@@ -190,5 +193,17 @@ fn what(event: &Event) -> String {
             micros(latency_us.p99),
             micros(latency_us.max),
         ),
+    }
+}
+
+/// Of a message with several problems the first: an event is a line.
+fn first_line(message: &str) -> String {
+    let more = message.lines().count().saturating_sub(1);
+    match (message.lines().next(), more) {
+        (Some(first), 0) => first.to_owned(),
+        (Some(first), more) => {
+            format!("{first} (and {more} more: `backstop check FILE` lists them)")
+        }
+        (None, _) => String::new(),
     }
 }

@@ -6,7 +6,8 @@ use std::fmt::Write as _;
 
 use super::units::{age, clean, count, exact, micros, running, short_count, shorten_left};
 use crate::control::api::{
-    Latency, Mode, Reason, ReasonKind, Row, State, StatusEnvelope, Timestamp, Window, Windows,
+    Held, Latency, Mode, Reason, ReasonKind, Retry, Row, State, StatusEnvelope, Timestamp, Window,
+    Windows,
 };
 
 /// How to write.
@@ -360,8 +361,13 @@ pub fn detail(text: &mut String, row: &Row, style: Style) {
     line("would reject", listed(&row.would_reject.each()));
     line("in truth", would_have(row));
     if row.would_timeout > 0 {
-        line("would time out", count(row.would_timeout));
+        line(
+            "would end",
+            format!("{} by a timeout", count(row.would_timeout)),
+        );
     }
+    line("held", held(&row.held));
+    line("retries", retries(&row.retry));
     if row.local > 0 {
         line("local", format!("{} never sent a SYN", count(row.local)));
     }
@@ -376,6 +382,33 @@ pub fn detail(text: &mut String, row: &Row, style: Style) {
         line(name, percentiles(what, time, latency));
         name = "";
     }
+}
+
+/// Connects that were made to wait; empty: none.
+fn held(held: &Held) -> String {
+    let counts = [
+        (held.backoff, "backoff, before a retry's SYN"),
+        (held.spin, "spin, refused too often"),
+    ];
+    let said = counts.iter().filter(|(calls, _)| *calls > 0);
+    let said: Vec<_> = said
+        .map(|(calls, why)| format!("{} {why}", count(*calls)))
+        .collect();
+    said.join("; ")
+}
+
+/// What was told of retries; empty: none.
+fn retries(retry: &Retry) -> String {
+    if retry.retries == 0 {
+        return String::new();
+    }
+    format!(
+        "{} ({:.0} % of the attempts), {:.2} attempts an operation, {:.0} left in the budget",
+        count(retry.retries),
+        retry.ratio * 100.0,
+        retry.amplification,
+        retry.budget_tokens
+    )
 }
 
 fn exchanges(row: &Row) -> String {

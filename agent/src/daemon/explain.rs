@@ -106,8 +106,9 @@ impl Node {
         });
         let Some(((netns, addr), destination)) = of_row.or(known.first()) else {
             return Err(ApiError::NotFound(format!(
-                "{wanted}: no address is known of that name: no policy names it, and no program was \
-                 heard to be told of it; give an address and port, as `backstop status` shows them"
+                "{wanted}: no address is known of that name: the agent has not looked it up (it does so for \
+                 names that stand in full in its configuration) or could not, and no program was heard to \
+                 be told of it; give an address and port, as `backstop status` shows them"
             )));
         };
         Ok((*destination, hosts.of(*netns, addr)))

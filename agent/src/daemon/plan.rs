@@ -207,11 +207,13 @@ fn kernel_settings(policy: &Policy, index: u32, ticks: Ticks) -> Settings {
         slow_call_us: policy.breaker.slow_call.map_or(0, |slow| {
             u32::try_from(slow.as_micros()).unwrap_or(u32::MAX)
         }),
-        fail_status: if policy
-            .breaker
-            .failure_status
-            .contains(&StatusPattern::Class(5))
-        {
+        // A part of the class stands for all of it, as long as the kernel tells no single statuses apart.
+        fail_status: if policy.breaker.failure_status.iter().any(|pattern| {
+            matches!(
+                pattern,
+                StatusPattern::Class(5) | StatusPattern::Code(500..600)
+            )
+        }) {
             FAIL_5XX
         } else {
             0

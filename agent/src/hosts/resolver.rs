@@ -6,6 +6,7 @@
 //! the addresses it had: that the resolver is down says nothing about them.
 
 use std::{
+    collections::HashSet,
     net::{IpAddr, ToSocketAddrs as _},
     sync::{Arc, mpsc as std_mpsc},
     time::Duration,
@@ -81,7 +82,10 @@ impl Resolver {
 fn run(wanted: &std_mpsc::Receiver<Vec<Arc<str>>>, found: &mpsc::Sender<Found>) {
     let mut names: Vec<Arc<str>> = Vec::new();
     let mut news = None;
+    // Said, and not over.
+    let mut failing: HashSet<Arc<str>> = HashSet::new();
     loop {
+        failing.retain(|name| names.contains(name));
         if let Some(new) = news.take() {
             names = new;
         } else if names.is_empty() {
@@ -106,9 +110,19 @@ fn run(wanted: &std_mpsc::Receiver<Vec<Arc<str>>>, found: &mpsc::Sender<Found>) 
                 Err(std_mpsc::TryRecvError::Disconnected) => return,
             }
             let sent = match addresses(name) {
-                Ok(addresses) => found.blocking_send(Found::Addresses(Arc::clone(name), addresses)),
+                Ok(addresses) => {
+                    if failing.remove(name) {
+                        tracing::info!("{name} can be looked up again");
+                    }
+                    found.blocking_send(Found::Addresses(Arc::clone(name), addresses))
+                }
                 Err(error) => {
-                    tracing::debug!("{name} cannot be looked up: {error}");
+                    if failing.insert(Arc::clone(name)) {
+                        tracing::warn!(
+                            "{name} cannot be looked up: {error}; what the configuration says of it holds \
+                             for no address but those that programs are told"
+                        );
+                    }
                     Ok(())
                 }
             };

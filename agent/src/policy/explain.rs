@@ -127,7 +127,7 @@ impl Config {
         }
         let (fit, why) = match policy {
             0 => (Fit::Applies, "no policy matches, so the defaults apply"),
-            _ => (Fit::Loses, "apply only where no policy matches"),
+            _ => (Fit::Loses, "applies only where no policy matches"),
         };
         candidates.push(self.candidate(0, &self.defaults, fit, why.to_owned()));
 

@@ -132,7 +132,7 @@ fn breaks(name: &Name, rule: &str) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use super::{COMMON, CORE, violations};
+    use super::{COMMON, CORE, violations, without_tests};
 
     fn core(code: &str) -> Vec<String> {
         violations(code, CORE)

@@ -87,7 +87,7 @@ fn reasons_are_said() {
             "destination 10.0.0.0/16:5432 matches",
             "destination 10.0.0.0/8 matches, but narrow goes before this one, whose prefix is shorter",
             "only for workloads billing-*; none was given",
-            "apply only where no policy matches",
+            "applies only where no policy matches",
         ]
     );
     let explained = config().explain(&"203.0.113.1:80".parse().unwrap(), Some("web"), &[]);
