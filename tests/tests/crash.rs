@@ -12,6 +12,7 @@ use tests::{
     cgroup::TestCgroup,
     dialer::{Dialer, How},
     net::TestNet,
+    process::Program,
     server::Server,
 };
 
@@ -140,6 +141,21 @@ fn what_is_in_use_or_not_writable_is_said() {
     let refused = AgentOptions::new(&other).listen(&listen).program().run();
     assert_eq!(refused.code(), 1, "{refused}");
     assert!(refused.stderr.contains(&listen), "{refused}");
+
+    // Two would write over each other's state.
+    let home = tests::agent::Home::new();
+    let state = first.home().path().join("state");
+    let refused = Program::new(tests::agent::binary())
+        .args(["run", "--listen", "none", "--socket"])
+        .arg(home.socket())
+        .arg("--state-dir")
+        .arg(&state)
+        .arg("--cgroup")
+        .arg(other.path())
+        .run();
+    assert_eq!(refused.code(), 1, "{refused}");
+    assert!(refused.stderr.contains("another agent"), "{refused}");
+    assert!(!home.socket().exists(), "{refused}");
 
     // A directory cannot be made inside a file, not even by root.
     let options = AgentOptions::new(&other);

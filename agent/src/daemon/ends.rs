@@ -1,6 +1,12 @@
-//! Where the agent answers: the control socket, and the TCP listener.
+//! What an agent has for itself alone: the control socket, the TCP listener, and its state directory.
+
+use std::{
+    fs::{File, OpenOptions},
+    path::Path,
+};
 
 use anyhow::{Context as _, Result};
+use rustix::fs::{FlockOperation, flock};
 use tokio::net::{TcpListener, UnixListener};
 
 use super::takeover::Live;
@@ -9,7 +15,7 @@ use crate::{
     control::server::{ControlSocket, bind_control, bind_http},
 };
 
-/// Both of them.
+/// All of them.
 pub struct Ends {
     /// The control socket.
     pub control: UnixListener,
@@ -17,20 +23,24 @@ pub struct Ends {
     pub socket: ControlSocket,
     /// The listener, if one is wanted.
     pub http: Option<TcpListener>,
+    /// The lock of the state directory; `None` where it could not be had after a takeover.
+    pub state: Option<File>,
 }
 
 impl Ends {
-    /// Opens both.
+    /// Opens them.
     ///
     /// # Errors
     /// When one of them is in use, or cannot be had.
     pub async fn open(args: &RunArgs) -> Result<Self> {
         let (control, socket) = bind_control(&args.socket, false)?;
         let http = http(args).await?;
+        let state = Some(lock(&args.state_dir)?);
         Ok(Self {
             control,
             socket,
             http,
+            state,
         })
     }
 
@@ -44,10 +54,15 @@ impl Ends {
         let (control, socket) = bind_control(&args.socket, true)?;
         live.ended().await;
         let http = http(args).await?;
+        // Too late to leave things as they were.
+        let state = lock(&args.state_dir)
+            .inspect_err(|error| tracing::warn!("{error:#}"))
+            .ok();
         Ok(Self {
             control,
             socket,
             http,
+            state,
         })
     }
 
@@ -60,6 +75,25 @@ impl Ends {
         let address = address.transpose().context("name the listener")?;
         Ok(address.map_or("none".to_owned(), |address| address.to_string()))
     }
+}
+
+/// Takes the state directory: two agents would write over each other's state. The lock goes with the
+/// process, however it ends.
+fn lock(directory: &Path) -> Result<File> {
+    let path = directory.join("lock");
+    let file = OpenOptions::new()
+        .create(true)
+        .truncate(false)
+        .write(true)
+        .open(&path)
+        .with_context(|| format!("open {}", path.display()))?;
+    flock(&file, FlockOperation::NonBlockingLockExclusive).with_context(|| {
+        format!(
+            "state directory {}: another agent uses it; give this one another with --state-dir",
+            directory.display()
+        )
+    })?;
+    Ok(file)
 }
 
 async fn http(args: &RunArgs) -> Result<Option<TcpListener>> {

@@ -308,6 +308,7 @@ async fn serve(
         control,
         socket: _socket,
         http,
+        state: _state,
     } = ends;
     let limits = Limits::default();
     let backend: Arc<dyn crate::control::Backend> = handle;
