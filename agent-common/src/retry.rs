@@ -175,9 +175,17 @@ pub struct Task {
     /// Not 0 once it was seen to have had a good call, or several calls at once: without a pace to compare
     /// with, nothing that it does is taken for a retry.
     pub in_doubt: u32,
+    /// Calls refused by the budget since one passed.
+    pub refusals: u32,
+    /// Zero.
+    pub reserved: u32,
 }
 
-layout!(Task, size 56, owner at 0, operation at 16, ended at 28, open at 48);
+layout!(Task, size 64, owner at 0, operation at 16, ended at 28, open at 48, refusals at 56);
+
+/// So many calls are refused by the budget for one failure. Who goes on is no program that retries a few
+/// times: it takes up other work at once when some fails, and would lose all of it.
+pub const MOST_REFUSALS: u32 = 6;
 
 /// Places of tasks; a power of two.
 pub const TASK_SLOTS: u32 = 8192;

@@ -9,9 +9,9 @@ use agent_common::{
     budget::{self, Cells, Counts},
     pace::{self, PACE_SLOTS},
     retry::{
-        ENDED_UNCONNECTED, ENDED_WELL, HELD, NO_LIMIT, NTH, SAMPLE_TICKS, SELDOM_NS, TASK_SLOTS,
-        Task, age_ns, fresh, is_in_time, is_new_second, is_to_come, operation_begin_ns, owner,
-        pack_operation, pause, place, tick, unpack_operation,
+        ENDED_UNCONNECTED, ENDED_WELL, HELD, MOST_REFUSALS, NO_LIMIT, NTH, SAMPLE_TICKS, SELDOM_NS,
+        TASK_SLOTS, Task, age_ns, fresh, is_in_time, is_new_second, is_to_come, operation_begin_ns,
+        owner, pack_operation, pause, place, tick, unpack_operation,
     },
     row::ROW_RETRIES,
     stamp::{STAMP_WATCHED, unpack_request},
@@ -206,6 +206,7 @@ unsafe fn claim(task: *mut Task, caller: u64, row: *mut Row) {
         (*task).retried_ns = 0;
         (*task).open = 0;
         (*task).in_doubt = 0;
+        (*task).refusals = 0;
     }
 }
 
@@ -249,6 +250,18 @@ unsafe fn again(
         };
         let is_soon = hidden(u32::from(is_soon));
         (*pace).failed = pace::with((*pace).failed, bucket);
+        if (*task).refusals >= MOST_REFUSALS {
+            (*task).refusals = 0;
+            if is_soon != 0 {
+                // Such pauses are usual with fresh calls of this program.
+                (*pace).good = pace::with((*pace).good, bucket);
+                (*pace).failed = [0; 2];
+            }
+            (*task).ended = ENDED_WELL;
+            (*task).pending = 0;
+            (*task).retried_ns = 0;
+            return 0;
+        }
         let (first, _, _) = unpack_operation((*task).operation);
         let age_ns = age_ns(first, now);
         // (Past the deadline it is refused for another window.)
@@ -330,6 +343,7 @@ unsafe fn allowed(
             let epoch = budget::epoch(now, (*policy).scale);
             if !budget::take(&mut shared, epoch, (*policy).budget()) {
                 if mode == Mode::ENFORCE {
+                    (*task).refusals += 1;
                     atomics::add32(&raw mut (*retries).rejected_budget, 1);
                 } else {
                     atomics::add32(&raw mut (*retries).would_budget, 1);
@@ -359,6 +373,7 @@ unsafe fn passes(
 ) -> u64 {
     // SAFETY: by the caller, map memory.
     unsafe {
+        (*task).refusals = 0;
         (*task).pending = (*task).pending.saturating_sub(1);
         if (*task).pending == 0 {
             (*task).ended = ENDED_WELL;
