@@ -132,6 +132,19 @@ fn noted(cells: &impl Counts, epoch: u64) -> u64 {
     cells.forgotten(counts)
 }
 
+/// What a budget is a share of, without the retries: attempts, or, where connections are kept and most calls
+/// make no attempt, calls that were answered. (A retry that was refused afterwards for another reason is
+/// no attempt, so `spent` may be ahead of them.)
+#[inline(always)]
+pub const fn calls(attempts: u64, spent: u64, responses: u64) -> u64 {
+    let all = if responses > attempts {
+        responses
+    } else {
+        attempts
+    };
+    all.saturating_sub(spent)
+}
+
 /// Tokens that the window allows in all, and the number spent at its begin.
 #[inline(always)]
 fn window(cells: &impl Counts, epoch: u64, budget: Budget) -> (u64, u32) {
@@ -144,7 +157,9 @@ fn window(cells: &impl Counts, epoch: u64, budget: Budget) -> (u64, u32) {
     });
     let attempts_before = noted(cells, epoch.wrapping_sub(PARTS - 1)) as u32;
     let spent_before = (noted(cells, epoch.wrapping_sub(PARTS)) >> 32) as u32;
-    let attempts = (cells.attempts() as u32).wrapping_sub(attempts_before);
+    // Below 0 where tokens were spent on what then was no attempt.
+    let attempts = (cells.attempts() as u32).wrapping_sub(attempts_before) as i32;
+    let attempts = if attempts < 0 { 0 } else { attempts };
     let share = attempts as u64 * budget.share_ppm as u64 / WHOLE_PPM as u64;
     let floor = budget.floor as u64;
     let allowed = if share > floor { share } else { floor };

@@ -185,7 +185,7 @@ layout!(Task, size 64, owner at 0, operation at 16, ended at 28, open at 48, ref
 
 /// So many calls are refused by the budget for one failure. Who goes on is no program that retries a few
 /// times: it takes up other work at once when some fails, and would lose all of it.
-pub const MOST_REFUSALS: u32 = 6;
+pub const MOST_REFUSALS: u32 = 12;
 
 /// Places of tasks; a power of two.
 pub const TASK_SLOTS: u32 = 8192;

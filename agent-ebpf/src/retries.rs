@@ -33,6 +33,10 @@ pub const OVER_DEADLINE: u64 = 3;
 /// The last of them.
 pub const OVER_LAST: u64 = OVER_DEADLINE;
 
+/// Exchanges by which a connection may come about and make its first request: a TLS handshake, a login.
+/// After more of them, what fails on it is another operation than the one that it was made for.
+const MOST_GREETINGS: u32 = 2;
+
 /// Whether a connect is looked at as a possible retry. Where nothing has failed of late, hardly any is.
 ///
 /// # Safety
@@ -132,13 +136,14 @@ impl Shared {
     }
 }
 
-/// Attempts of a row that were no retries: what its budget is a share of.
+/// What a row's budget is a share of ([`budget::calls`]).
 #[inline(always)]
 unsafe fn first_attempts(row: *const Row, retries: *const Retries) -> u64 {
     // SAFETY: by the caller, map memory.
     unsafe {
         let attempts = atomics::load(&raw const (*row).attempts);
-        attempts.wrapping_sub(atomics::load(&raw const (*retries).spent))
+        let spent = atomics::load(&raw const (*retries).spent);
+        budget::calls(attempts, spent, atomics::load(&raw const (*row).responses))
     }
 }
 
@@ -277,6 +282,7 @@ unsafe fn again(
             (*task).ended = ENDED_WELL;
             (*task).pending = 0;
             (*task).retried_ns = 0;
+            (*task).refusals = 0;
             return 0;
         }
         // (0 says that there was none.)
@@ -352,6 +358,8 @@ unsafe fn allowed(
             }
             if (*policy).backoff_base_ms != 0 && mode == Mode::ENFORCE {
                 if !held::take((*policy).max_held) {
+                    // It does not go out.
+                    shared.add_spent(u64::MAX);
                     atomics::add32(&raw mut (*retries).rejected_budget, 1);
                     return OVER_BUDGET;
                 }
@@ -493,8 +501,8 @@ pub unsafe fn known(stamp: *mut Stamp, now: u64, ended: u32) {
         (*task).ended = ended;
         (*task).pending += 1;
         (*task).last_ns = now;
-        (*task).operation = if (*stamp).operation == 0 {
-            // An adopted connection.
+        (*task).operation = if (*stamp).operation == 0 || number > MOST_GREETINGS {
+            // An adopted connection; or one that has served others meanwhile, whose operation is over.
             fresh(now)
         } else {
             (*stamp).operation

@@ -118,6 +118,23 @@ def worker_queue(workers, calm, pause, burst):
         thread.join()
 
 
+def crawl(workers, seconds, pause):
+    """Workers with work of their own, which pause with what they got, and take up the next at once when a
+    call fails."""
+    end = time.monotonic() + seconds
+
+    def work():
+        while time.monotonic() < end:
+            if ask():
+                time.sleep(pause + random.random() * pause)
+
+    pool = [threading.Thread(target=work) for _ in range(workers)]
+    for thread in pool:
+        thread.start()
+    for thread in pool:
+        thread.join()
+
+
 def thread_each(operations, pause, retries, wait):
     """A thread for each operation, as servers do it."""
     pool = []
@@ -214,6 +231,7 @@ how = {
     "parallel": parallel,
     "kept": kept,
     "queue": worker_queue,
+    "crawl": crawl,
 }[sys.argv[2]]
 how(*[float(a) if "." in a else int(a) for a in sys.argv[3:]])
 print(json.dumps(counts))

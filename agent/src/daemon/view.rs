@@ -347,7 +347,7 @@ pub fn tokens(plan: &Plan, row: &KernelRow, retries: Retries, now: Nanos) -> Opt
     }
     let counted = Counted {
         retries,
-        attempts: row.attempts.wrapping_sub(retries.spent),
+        attempts: budget::calls(row.attempts, retries.spent, row.responses),
     };
     budget::left(
         &counted,
