@@ -94,8 +94,17 @@ impl Nginx {
         self.process.wait();
     }
 
-    /// How many requests with this status it has logged so far.
-    pub fn logged(&self, status: u16) -> u64 {
+    /// Waits until as many requests with this status are in its log, which nginx writes after the
+    /// answer has left: a client may end first. The log is read once more after that: no more.
+    pub fn assert_logged(&self, status: u16, expected: u64) {
+        let what = format!("{expected} requests with {status} in the log");
+        wait::until(&what, Duration::from_secs(20), || {
+            (self.logged(status) >= expected).then_some(())
+        });
+        assert_eq!(self.logged(status), expected, "requests with {status}");
+    }
+
+    fn logged(&self, status: u16) -> u64 {
         let log = fs::read_to_string(self.directory.path().join("access.log"))
             .unwrap_or_else(|e| panic!("{e}; nginx says {}", self.process.stderr_so_far()));
         let wanted = status.to_string();

@@ -119,7 +119,7 @@ fn hey_is_counted_exactly(count: usize, connections: usize) {
     assert_eq!(answers, count as u64, "{finished}");
     let row = scene.assert_exact(answers, 0);
     assert_eq!(row["response_latency_us"]["count"], answers, "{row:#}");
-    assert_eq!(scene.nginx.logged(200), answers);
+    scene.nginx.assert_logged(200, answers);
 }
 
 #[test]
@@ -177,7 +177,7 @@ fn h2load_with_http1() {
         sum += 5_000;
         scene.assert_exact(sum, 0);
     }
-    assert_eq!(scene.nginx.logged(200), sum);
+    scene.nginx.assert_logged(200, sum);
 }
 
 /// wrk does not count the answers that are under way at its end: one a connection at most.
@@ -321,7 +321,7 @@ fn every_5xx_is_a_failure() {
     let bad = hey_count(&scene.run(hey(1_500, 50, "/503")), 503);
     let row = scene.assert_exact(good + bad, bad);
     assert_eq!(row["state"], "closed", "{row:#}");
-    assert_eq!(scene.nginx.logged(503), bad);
+    scene.nginx.assert_logged(503, bad);
 }
 
 /// Events are lost, counts are not: every answer is an event here, the ring is small, and nobody

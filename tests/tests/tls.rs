@@ -301,7 +301,7 @@ fn nginx_is_counted_exactly(protocol: &str) {
         row["in_flight"] == 0 && row["responses"] == 1760
     });
     assert_eq!(judged(&row).1, 0, "{row:#}");
-    assert_eq!(nginx.logged(200), 1760);
+    nginx.assert_logged(200, 1760);
 }
 
 #[test]
