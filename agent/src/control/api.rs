@@ -24,7 +24,7 @@ pub use status::{
 };
 pub use timestamp::Timestamp;
 
-use crate::policy::DestinationArg;
+use crate::policy::{DestinationArg, read_duration};
 
 /// Declares an enum whose variants are fixed words in JSON, on the command line and in metrics.
 macro_rules! words {
@@ -174,8 +174,8 @@ pub const FOR_MAX: Duration = Duration::from_secs(366 * 24 * 3600);
 /// A sentence naming the text and what is allowed.
 pub fn parse_for(text: &str) -> Result<Duration, String> {
     let allowed = "want a duration from 1ms to 366days, such as \"90s\", \"15m\" or \"2h\"";
-    let duration =
-        humantime::parse_duration(text).map_err(|e| format!("{text:?}: {e}; {allowed}"))?;
+    let shown = || text.chars().take(100).collect::<String>();
+    let duration = read_duration(text).map_err(|e| format!("{:?} {e}; {allowed}", shown()))?;
     if duration < Duration::from_millis(1) || duration > FOR_MAX {
         return Err(format!("{text:?} is out of range; {allowed}"));
     }

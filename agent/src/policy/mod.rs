@@ -42,7 +42,7 @@ use std::{
 
 pub use destination::{Destination, DestinationArg, DestinationError, host_name};
 pub use diff::{Change, diff};
-pub use duration::format_duration;
+pub use duration::{format_duration, read_duration};
 pub use entries::KernelEntry;
 pub use error::{ConfigError, Problem};
 pub use explain::{Candidate, Explained, Fit, Guard, SettingSource, SourcedSetting};

@@ -366,6 +366,9 @@ fn durations_of_for() {
         "100us",
         "400days",
         "99999999999999999999s",
+        // humantime 2.4 panics.
+        "18446744073709551615s0.5s0.5s",
+        &"1s".repeat(1000),
     ] {
         let message = parse_for(bad).unwrap_err();
         assert!(
