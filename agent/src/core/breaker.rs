@@ -11,6 +11,7 @@
 //!   any state ── Trip ──► ForcedOpen ──┐
 //!   any state ── HoldClosed ──► ForcedClosed ──┴─ its time ends ──► Closed
 //!   any state ── Reset ──► Closed            Open, HalfOpen ── switched off ──► Closed
+//!   ForcedOpen, ForcedClosed ── Lift ──► Closed
 //! ```
 //!
 //! What each transition does to numbers:
@@ -69,7 +70,8 @@
 //! *Groups.* Of the endpoints of one name only so many may refuse ([`super::groups`]). A breaker that
 //! should open and may not stays closed and is bypassed, until it opens with a later failure, or has
 //! nothing against it any more. One that is open when its group shrinks, or becomes known, is closed with
-//! empty windows if it opened last.
+//! empty windows if it opened last, and too many have opened by themselves: an operator's word closes nobody
+//! else's breaker.
 //!
 //! *Scope.* With `scope = "node"` a breaker may be open because that of another row is ([`super::scope`]). Such
 //! a follower is `Open`, has no timer, no redial and no round of its own, and does what its leader does.
@@ -108,7 +110,7 @@ use super::rng::SplitMix64;
 use super::scope::Follows;
 use super::window::{WindowStats, evaluate_since};
 use super::{
-    Action, BreakerSettings, BreakerView, DialTarget, Floor, Nanos, ProbeOutcome, Reason, RowId,
+    Action, BreakerSettings, BreakerView, Bypass, DialTarget, Floor, Nanos, ProbeOutcome, Reason, RowId,
     Saved, State, WindowKind,
 };
 
@@ -213,7 +215,7 @@ pub(super) struct Breaker {
     /// HalfOpen: whether a redial led here, not the cooldown.
     by_redial: bool,
     /// Closed: it would have opened, but may not.
-    bypassed: bool,
+    bypassed: Option<Bypass>,
     /// Redials that led to a failed probe, since it was last closed.
     misled: u8,
     /// Open: redials answered before this are ignored. Zero unless `misled`.
@@ -261,7 +263,7 @@ impl Breaker {
             refusals: 0,
             server: Server::Unknown,
             by_redial: false,
-            bypassed: false,
+            bypassed: None,
             misled: 0,
             distrust_until: Nanos::ZERO,
             round_since: Nanos::ZERO,
@@ -290,6 +292,7 @@ impl Breaker {
             } else {
                 self.reason
             },
+            bypassed: self.bypassed,
             generation: self.generation,
             until: self.until,
             cooldown: self.cooldown,
@@ -324,7 +327,10 @@ impl Breaker {
             return;
         }
         match saved.state {
-            State::Closed | State::ForcedOpen | State::ForcedClosed => return,
+            State::Closed | State::ForcedOpen | State::ForcedClosed => {
+                self.bypassed = saved.bypassed;
+                return;
+            }
             State::Open => {
                 self.reason = saved.reason;
                 self.state = State::Open;
@@ -363,7 +369,9 @@ impl Breaker {
 
     /// Nothing is held back any more; whether it opens, its next failure says.
     pub(super) fn released(&mut self) {
-        self.bypassed = false;
+        if self.bypassed == Some(Bypass::Correlated) {
+            self.bypassed = None;
+        }
     }
 
     pub(super) fn outage_since(&self) -> Nanos {
@@ -516,17 +524,22 @@ impl Breaker {
                 };
                 let trip = stats.trip.or_else(hint);
                 // A look at the other window says nothing of this one; the next failure does.
-                let held = step.holds || step.full.is_some();
-                let before = std::mem::replace(&mut self.bypassed, trip.is_some() && held);
+                let held = match (step.holds, step.full) {
+                    (true, _) => Some(Bypass::Correlated),
+                    (false, Some(_)) => Some(Bypass::MaxOpenShare),
+                    (false, None) => None,
+                };
+                let bypassed = held.filter(|_| trip.is_some());
+                let before = std::mem::replace(&mut self.bypassed, bypassed);
                 if let (Some(reason), Some(group)) = (trip, step.full)
-                    && !before
-                    && !step.holds
+                    && bypassed == Some(Bypass::MaxOpenShare)
+                    && before != bypassed
                 {
                     let row = step.row;
                     step.out.push(Action::Bypassed { row, reason, group });
                 }
                 if let Some(reason) = trip
-                    && !held
+                    && held.is_none()
                 {
                     let cooldown = if self.ramps() {
                         // The outage goes on.
@@ -719,12 +732,19 @@ impl Breaker {
     /// Too many endpoints of its name refuse, and this one is to be the one less.
     pub(super) fn bypass(&mut self, group: Full, step: &mut Step<'_>) {
         self.close(None, Nanos::ZERO, step);
-        self.bypassed = true;
+        self.bypassed = Some(Bypass::MaxOpenShare);
         step.out.push(Action::Bypassed {
             row: step.row,
             reason: Reason::NONE,
             group,
         });
+    }
+
+    /// No operator's word holds any more.
+    pub(super) fn lift(&mut self, last_seqs: [u64; 2], step: &mut Step<'_>) {
+        if matches!(self.state, State::ForcedOpen | State::ForcedClosed) {
+            self.close(Some(last_seqs), Nanos::ZERO, step);
+        }
     }
 
     /// Starts anew.
@@ -879,12 +899,12 @@ impl Breaker {
         };
         self.floor_seqs = self.last_seqs;
         self.heard = now;
-        self.bypassed = false;
+        self.bypassed = None;
     }
 
     fn enter(&mut self, to: State, reason: Reason, step: &mut Step<'_>) {
         let from = std::mem::replace(&mut self.state, to);
-        self.bypassed = false;
+        self.bypassed = None;
         // Half-open still shows why it opened, and is probed accordingly.
         if to != State::HalfOpen {
             self.reason = reason;

@@ -18,7 +18,7 @@ use agent_common::CallWindow;
 
 use super::breaker::{Breaker, Step};
 use super::correlated::Correlation;
-use super::groups::Groups;
+use super::groups::{Groups, Refusal};
 use super::hints::{Hints, Place};
 use super::redial::Redial;
 use super::rng::SplitMix64;
@@ -62,8 +62,8 @@ struct Slot {
     waits: bool,
     /// Whether it is counted in `hints`.
     hints: bool,
-    /// Whether it is counted in `groups` as one that refuses.
-    refuses: bool,
+    /// What it is counted as in `groups`.
+    refusal: Refusal,
     /// Whether it is a member in `scopes`.
     shares: bool,
     breaker: Breaker,
@@ -172,13 +172,10 @@ impl Engine {
                 }
                 self.step(row, out, |b, step| b.reset(last_seqs, step));
             }
-            Event::Groups { row, groups } => {
-                let refuses = self.state(row).is_some_and(State::refuses);
-                let left = self.groups.leave(row.index);
-                self.groups.set(row, groups, refuses);
-                self.keep_shares(&left, out);
-                self.keep_shares_of(row.index, out);
+            Event::Lift { row, last_seqs } => {
+                self.step(row, out, |b, step| b.lift(last_seqs, step));
             }
+            Event::Groups { endpoints } => self.regroup(endpoints, out),
             Event::Forget { row } => {
                 if self.slot(row).is_some() {
                     self.remove(row.index, out);
@@ -329,7 +326,7 @@ impl Engine {
             incarnation: row.incarnation,
             waits: false,
             hints: false,
-            refuses: false,
+            refusal: Refusal::default(),
             shares: false,
             breaker,
             timer: NO_TIMER,
@@ -496,8 +493,8 @@ impl Engine {
             .run(self.now, MAX_DUE_PER_CALL, &mut self.rng, out);
     }
 
-    /// Brings timer and dial schedule in line with a breaker that may have moved; whether it has begun
-    /// to refuse.
+    /// Brings timer and dial schedule in line with a breaker that may have moved; whether it has opened
+    /// by itself.
     fn settle(&mut self, index: u32) -> bool {
         let Some(slot) = self.breakers.get_mut(&index) else {
             return false;
@@ -528,11 +525,11 @@ impl Engine {
             slot.hints = hints;
             self.hints.change(slot.breaker.target(), hints);
         }
-        let refuses = slot.breaker.state().refuses();
-        let begins = refuses && !slot.refuses;
-        if refuses != slot.refuses {
-            slot.refuses = refuses;
-            self.groups.change(index, refuses);
+        let refusal = Refusal::of(slot.breaker.state());
+        let begins = refusal.own && !slot.refusal.own;
+        if refusal != slot.refusal {
+            slot.refusal = refusal;
+            self.groups.change(index, refusal);
         }
         begins
     }
@@ -550,9 +547,7 @@ impl Engine {
         if slot.hints {
             self.hints.change(slot.breaker.target(), false);
         }
-        if slot.refuses {
-            self.groups.change(index, false);
-        }
+        self.groups.change(index, Refusal::default());
         if slot.shares {
             let place = slot.breaker.place();
             self.scopes.leave(place, index);

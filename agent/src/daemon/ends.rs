@@ -49,7 +49,16 @@ impl Ends {
     /// # Errors
     /// As [`Ends::open`]; and when the agent before does not take the order: then it is still in charge.
     pub async fn take_over(live: &Live, args: &RunArgs) -> Result<Self> {
-        live.tell().await?;
+        if let Err(error) = live.tell().await {
+            if live.is_gone().await {
+                tracing::warn!(
+                    pid = live.pid,
+                    "the agent before has ended by itself ({error:#}); this one takes its places"
+                );
+                return Self::open(args).await;
+            }
+            return Err(error);
+        }
         // There is no moment without a socket. The port is free when the other one has ended.
         let (control, socket) = bind_control(&args.socket, true)?;
         live.ended().await;

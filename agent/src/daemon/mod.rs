@@ -15,8 +15,10 @@ pub mod journal;
 pub mod latency;
 pub mod memo;
 pub mod memory;
+mod manual;
 mod named;
 pub mod node;
+mod orders;
 pub mod pause;
 pub mod plan;
 pub mod priority;
@@ -31,5 +33,6 @@ pub mod upkeep;
 pub mod view;
 pub mod waiting;
 pub mod watch;
+mod who;
 
 pub use start::run;
