@@ -128,7 +128,10 @@ pub async fn resume(client: &Client, out: &mut Output<'_>) -> Result<(), Failure
             ended.since.short(),
             clean(&ended.by)
         )?,
-        None => writeln!(out, "nothing was paused: verdicts and timeouts are in force")?,
+        None => writeln!(
+            out,
+            "nothing was paused: verdicts and timeouts are in force"
+        )?,
     }
     Ok(())
 }

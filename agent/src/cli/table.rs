@@ -6,8 +6,8 @@ use std::fmt::Write as _;
 
 use super::units::{age, clean, count, exact, micros, number, running, short_count, shorten_left};
 use crate::control::api::{
-    Bypass, Held, Latency, ManualState, Mode, Reason, ReasonKind, Retry, Row, State, StatusEnvelope, Timestamp, Window,
-    Windows,
+    Bypass, Held, Latency, ManualState, Mode, Reason, ReasonKind, Retry, Row, State,
+    StatusEnvelope, Timestamp, Window, Windows,
 };
 
 /// How to write.
@@ -138,7 +138,10 @@ fn heading(envelope: &StatusEnvelope, style: Style) -> String {
     }
     if !envelope.orders.is_empty() {
         let orders = number(envelope.orders.len() as u64, "order");
-        let _ = writeln!(text, "By hand, {orders}, newest first (that is in force for a row):");
+        let _ = writeln!(
+            text,
+            "By hand, {orders}, newest first (that is in force for a row):"
+        );
     }
     for standing in envelope.orders.iter().take(ORDERS) {
         let _ = writeln!(text, "  {}", order(standing));
@@ -165,7 +168,7 @@ pub fn order(order: &ManualState) -> String {
         rows => number(rows, "row"),
     };
     format!(
-        "{}  {what} for another {}, {whom}: {rows}; since {} UTC by {}",
+        "{} {what} for another {}, {whom}: {rows}; since {} UTC by {}",
         clean(&order.destination),
         running(order.ends_in_ms),
         order.since.short(),
@@ -432,11 +435,14 @@ fn bypassed(row: &Row) -> String {
     match row.bypassed_reason {
         None => String::new(),
         Some(Bypass::Correlated) => {
-            "it should be open, and all pass: most destinations fail at once (correlated)".to_owned()
+            "it should be open, and all pass: most destinations fail at once (correlated)"
+                .to_owned()
         }
         Some(Bypass::MaxOpenShare) => format!(
             "it should be open, and all pass: so many endpoints of {} refuse already (max_open_share)",
-            row.name.as_deref().map_or_else(|| "its name".to_owned(), clean)
+            row.name
+                .as_deref()
+                .map_or_else(|| "its name".to_owned(), clean)
         ),
     }
 }

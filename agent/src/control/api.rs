@@ -17,9 +17,7 @@ use serde::{Deserialize, Serialize};
 pub use event::{
     CallsLatency, Cause, ConfigAction, Event, EventRecord, OrderAction, SafetyAction, TimeoutKind,
 };
-pub use explain::{
-    Candidate, ExplainedRow, Explanation, Fit, Protection, Setting, SettingSource,
-};
+pub use explain::{Candidate, ExplainedRow, Explanation, Fit, Protection, Setting, SettingSource};
 pub use status::{
     ByHand, Bypass, Connects, Exchanges, Failures, Held, Latency, Limit, Limits, ManualState, Mode,
     Paused, Reason, ReasonKind, Rejections, Retry, Row, State, StatusEnvelope, TimeoutsMs, Window,

@@ -110,8 +110,8 @@ use super::rng::SplitMix64;
 use super::scope::Follows;
 use super::window::{WindowStats, evaluate_since};
 use super::{
-    Action, BreakerSettings, BreakerView, Bypass, DialTarget, Floor, Nanos, ProbeOutcome, Reason, RowId,
-    Saved, State, WindowKind,
+    Action, BreakerSettings, BreakerView, Bypass, DialTarget, Floor, Nanos, ProbeOutcome, Reason,
+    RowId, Saved, State, WindowKind,
 };
 
 /// A refusing verdict outlives its cooldown, half-open round or manual state by this much: time for

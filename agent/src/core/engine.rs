@@ -62,8 +62,8 @@ struct Slot {
     waits: bool,
     /// Whether it is counted in `hints`.
     hints: bool,
-    /// What it is counted as in `groups`.
-    refusal: Refusal,
+    /// The state that it is counted as in `groups`.
+    counted: State,
     /// Whether it is a member in `scopes`.
     shares: bool,
     breaker: Breaker,
@@ -326,7 +326,7 @@ impl Engine {
             incarnation: row.incarnation,
             waits: false,
             hints: false,
-            refusal: Refusal::default(),
+            counted: State::Closed,
             shares: false,
             breaker,
             timer: NO_TIMER,
@@ -525,13 +525,13 @@ impl Engine {
             slot.hints = hints;
             self.hints.change(slot.breaker.target(), hints);
         }
-        let refusal = Refusal::of(slot.breaker.state());
-        let begins = refusal.own && !slot.refusal.own;
-        if refusal != slot.refusal {
-            slot.refusal = refusal;
-            self.groups.change(index, refusal);
+        let state = slot.breaker.state();
+        let before = std::mem::replace(&mut slot.counted, state);
+        let (is, was) = (Refusal::of(state), Refusal::of(before));
+        if is != was {
+            self.groups.change(index, is);
         }
-        begins
+        is.own && !was.own
     }
 
     fn remove(&mut self, index: u32, out: &mut Vec<Action>) {

@@ -187,7 +187,8 @@ fn log(record: &EventRecord) {
             let why = match reason.kind {
                 ReasonKind::None | ReasonKind::Manual => {
                     let cause = cause.map_or(String::new(), |cause| format!(" ({cause})"));
-                    by.as_ref().map_or(cause.clone(), |by| format!("{cause} by {by}"))
+                    by.as_ref()
+                        .map_or(cause.clone(), |by| format!("{cause} by {by}"))
                 }
                 kind => format!(
                     ": {kind} of {} is {} (threshold {})",

@@ -126,7 +126,11 @@ impl Node {
         });
         let left = self.manual_states(Some(destination), workload_meant);
         if gone.is_empty() && free.is_empty() && !left.is_empty() {
-            return Err(ApiError::Conflict(not_reset(destination, workload_meant, &left)));
+            return Err(ApiError::Conflict(not_reset(
+                destination,
+                workload_meant,
+                &left,
+            )));
         }
         self.enter_orders();
         self.changed_orders();
@@ -206,7 +210,8 @@ impl Node {
 
     /// These orders are gone: their rows, and what else they stood above, have others or none.
     fn tell_rows_of(&mut self, gone: &[Standing]) {
-        let mut wanted: Vec<&DestinationArg> = gone.iter().map(|order| &order.destination).collect();
+        let mut wanted: Vec<&DestinationArg> =
+            gone.iter().map(|order| &order.destination).collect();
         wanted.dedup();
         let mut rows: Vec<(RowId, KernelRow)> = Vec::new();
         for destination in wanted {
@@ -303,11 +308,7 @@ impl Node {
 }
 
 /// A reset would change nothing: what is in force, and what takes it back.
-fn not_reset(
-    destination: &DestinationArg,
-    workload: Option<&str>,
-    left: &[ManualState],
-) -> String {
+fn not_reset(destination: &DestinationArg, workload: Option<&str>, left: &[ManualState]) -> String {
     let mut text = match workload {
         Some(workload) => format!("{destination} is not reset for workload {workload}"),
         None => format!("{destination} is not reset"),
@@ -323,7 +324,10 @@ fn not_reset(
         ));
     }
     if left.len() > NAMED {
-        text.push_str(&format!("; and {} more, see `backstop status`", left.len() - NAMED));
+        text.push_str(&format!(
+            "; and {} more, see `backstop status`",
+            left.len() - NAMED
+        ));
     }
     let other = match left.first().map(|order| order.state) {
         Some(State::ForcedOpen) => "hold-closed",

@@ -87,12 +87,9 @@ impl Naming {
     ) -> Option<Endpoint> {
         let v6 = key.addr[..12] != IPV4_MAPPED_PREFIX;
         let mut membership = |known: &KnownName| Membership {
-            group: self.ids.hash_one((
-                key.cgroup_id,
-                key.netns_cookie,
-                &*known.name,
-                key.port_be,
-            )),
+            group: self
+                .ids
+                .hash_one((key.cgroup_id, key.netns_cookie, &*known.name, key.port_be)),
             addresses: sizes.of(&self.hosts, key.netns_cookie, &known.name, v6),
             v6,
         };

@@ -88,7 +88,10 @@ impl Standing {
     /// Whether it is for some of the addresses that are meant.
     fn concerns(&self, wanted: &DestinationArg, hosts: &HostNames) -> bool {
         self.destination == *wanted || {
-            let (ours, theirs) = (addresses(hosts, wanted), addresses(hosts, &self.destination));
+            let (ours, theirs) = (
+                addresses(hosts, wanted),
+                addresses(hosts, &self.destination),
+            );
             ours.iter().any(|address| theirs.contains(address))
         }
     }

@@ -164,7 +164,13 @@ async fn serve(
 
     // While the programs are loaded, names are looked up.
     let (mut resolver, mut found) = Resolver::start()?;
-    resolver.look_up([config.exact_names(), ordered].concat());
+    let mut wanted = config.exact_names();
+    for name in ordered {
+        if !wanted.contains(&name) {
+            wanted.push(name);
+        }
+    }
+    resolver.look_up(wanted);
     let ticks = Ticks {
         tick_ns: clock::tick_ns(),
         syn_linear: clock::syn_repeats_are_linear(),

@@ -16,7 +16,8 @@ use crate::{
         self, Failures, Held, Latency, Rejections, Retry, TimeoutKind, TimeoutsMs, Windows,
     },
     core::{
-        BreakerView, Bypass, Floor, Nanos, Reason, ReasonKind, RowId, State, WindowKind, WindowStats,
+        BreakerView, Bypass, Floor, Nanos, Reason, ReasonKind, RowId, State, WindowKind,
+        WindowStats,
         traits::{Facts, learned},
         window,
     },

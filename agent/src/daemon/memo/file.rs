@@ -197,12 +197,13 @@ impl Document {
 
     /// Names that manual states are for.
     pub fn names(&self) -> Vec<Arc<str>> {
-        let names = self.manual.iter().filter_map(|manual| {
-            match manual.destination.parse().ok()? {
-                DestinationArg::Name { name, .. } => Some(name.into()),
-                DestinationArg::Address(_) => None,
-            }
-        });
+        let names =
+            self.manual
+                .iter()
+                .filter_map(|manual| match manual.destination.parse().ok()? {
+                    DestinationArg::Name { name, .. } => Some(name.into()),
+                    DestinationArg::Address(_) => None,
+                });
         names.collect()
     }
 
