@@ -86,7 +86,7 @@ impl Node {
         self.changed_orders();
         let rows = self.rows_of(destination, workload.as_deref());
         let count = rows.len() as u64;
-        self.say(Event::Order {
+        let event = Event::Order {
             action: match trip {
                 true => OrderAction::Trip,
                 false => OrderAction::HoldClosed,
@@ -97,7 +97,8 @@ impl Node {
             rows: count,
             orders: 0,
             by: by.to_string(),
-        });
+        };
+        self.journal.publish(since, event);
         self.tell_rows(rows);
         Ok(ManualResult {
             rows: count,

@@ -226,9 +226,13 @@ impl Node {
                     Some((cause, by)) => (Some(cause), by),
                     // The kernel has made the row so.
                     None if matches!(to, api::State::ForcedOpen | api::State::ForcedClosed) => {
-                        let to = Destination::from_key(&row.key);
-                        let order = self.orders.in_force(&to, &names, &workload, at);
-                        let cause = order.map(|order| match order.trip {
+                        let is = Destination::from_key(&row.key);
+                        let trip = to == api::State::ForcedOpen;
+                        let mut orders = self.orders.all().rev();
+                        let order = orders.find(|order| {
+                            order.trip == trip && order.covers(&is, &names, &workload)
+                        });
+                        let cause = order.map(|_| match trip {
                             true => Cause::Trip,
                             false => Cause::HoldClosed,
                         });

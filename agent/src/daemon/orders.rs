@@ -67,7 +67,7 @@ pub struct Standing {
 
 impl Standing {
     /// Whether it is for this destination, which is known by these names, when this workload calls it.
-    fn covers(&self, destination: &Destination, names: &[KnownName], workload: &str) -> bool {
+    pub fn covers(&self, destination: &Destination, names: &[KnownName], workload: &str) -> bool {
         let is_it = match &self.destination {
             DestinationArg::Address(address) => address == destination,
             DestinationArg::Name { name, port } => {
