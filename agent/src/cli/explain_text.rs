@@ -74,7 +74,8 @@ fn heading(text: &mut String, explanation: &Explanation, style: Style) {
         line("PAUSED", &said);
     }
     for manual in &explanation.manual {
-        line("by hand", &table::order(manual));
+        let (what, who) = table::order(manual);
+        line("by hand", &format!("{what}; {who}"));
     }
 }
 

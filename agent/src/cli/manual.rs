@@ -62,7 +62,8 @@ pub async fn reset(client: &Client, target: &Target, out: &mut Output<'_>) -> Re
         writeln!(out, "Not everything passes: in force still, by hand")?;
     }
     for left in &done.left {
-        writeln!(out, "  {}", order(left))?;
+        let (what, who) = order(left);
+        writeln!(out, "  {what}\n    {who}")?;
         let workload = left.workload.as_deref();
         let flag = workload.map_or_else(String::new, |w| format!(" --workload {}", clean(w)));
         writeln!(

@@ -144,7 +144,8 @@ fn heading(envelope: &StatusEnvelope, style: Style) -> String {
         );
     }
     for standing in envelope.orders.iter().take(ORDERS) {
-        let _ = writeln!(text, "  {}", order(standing));
+        let (what, who) = order(standing);
+        let _ = writeln!(text, "  {what}\n    {who}");
     }
     if envelope.orders.len() > ORDERS {
         let more = envelope.orders.len() - ORDERS;
@@ -153,8 +154,8 @@ fn heading(envelope: &StatusEnvelope, style: Style) -> String {
     text
 }
 
-/// An operator's order in one line.
-pub fn order(order: &ManualState) -> String {
+/// An operator's order: what it says, and who gave it when.
+pub fn order(order: &ManualState) -> (String, String) {
     let what = match order.state {
         State::ForcedOpen => "refused",
         _ => "held closed",
@@ -167,13 +168,13 @@ pub fn order(order: &ManualState) -> String {
         0 => "no row".to_owned(),
         rows => number(rows, "row"),
     };
-    format!(
-        "{} {what} for another {}, {whom}: {rows}; since {} UTC by {}",
+    let what = format!(
+        "{} {what} for another {}, {whom}: {rows}",
         clean(&order.destination),
-        running(order.ends_in_ms),
-        order.since.short(),
-        clean(&order.by)
-    )
+        running(order.ends_in_ms)
+    );
+    let who = format!("since {} UTC by {}", order.since.short(), clean(&order.by));
+    (what, who)
 }
 
 struct Cell {

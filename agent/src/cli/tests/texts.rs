@@ -267,8 +267,10 @@ fn orders_are_shown_with_or_without_a_row() {
     envelope.orders = vec![typo.clone(), held];
     let lines = "\
 By hand, 2 orders, newest first (that is in force for a row):
-  10.9.9.9:1 refused for another 9m 58s, workload typo/?x: no row; since 11-28 12:03:04.123 UTC by uid 0, pid 7 (backstop, from bash 6)
-  db.internal:5432 held closed for another 9m 58s, all workloads: 4 rows; since 11-28 12:03:04.123 UTC by uid 0, pid 7 (backstop, from bash 6)
+  10.9.9.9:1 refused for another 9m 58s, workload typo/?x: no row
+    since 11-28 12:03:04.123 UTC by uid 0, pid 7 (backstop, from bash 6)
+  db.internal:5432 held closed for another 9m 58s, all workloads: 4 rows
+    since 11-28 12:03:04.123 UTC by uid 0, pid 7 (backstop, from bash 6)
 ";
     for text in [table(&envelope, PLAIN), details(&envelope, PLAIN)] {
         assert!(text.contains(lines), "{text}");
