@@ -389,10 +389,6 @@ fn an_old_agent_that_is_killed_does_not_take_the_new_one_with_it() {
             });
             scene.successor().start()
         });
-        if !old.log().contains("another agent has taken over") {
-            let log = second.log();
-            assert!(log.contains("has ended"), "{log}");
-        }
         assert_eq!(second.row(&SICK.to_string())["state"], "open");
         assert_eq!(scene.dialer().connect(SICK).errno, libc::EPERM);
         assert_eq!(scene.dialer().connect(WELL).errno, 0);
