@@ -35,14 +35,14 @@ pub struct Endpoint {
 }
 
 /// One of the groups of an [`Endpoint`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Membership {
     /// Which one.
     pub group: GroupId,
     /// Addresses of the name that are known, with or without a row, of the row's family: programs that
     /// cannot use the other one have no path there. Of the rows of a group and family, what was said last
     /// holds.
-    pub addresses: usize,
+    pub addresses: u32,
     /// Whether that is IPv6.
     pub v6: bool,
 }
@@ -92,9 +92,9 @@ struct Member {
 struct Group {
     members: BTreeSet<u32>,
     /// By family (IPv4, IPv6): members,
-    rows: [usize; 2],
+    rows: [u32; 2],
     /// and addresses that the shell knows of.
-    addresses: [usize; 2],
+    addresses: [u32; 2],
     /// Members that refuse,
     any: usize,
     /// and those of them that have opened by themselves.
@@ -106,7 +106,8 @@ impl Group {
     fn size(&self) -> usize {
         let families = self.rows.iter().zip(self.addresses);
         let used = families.filter(|(rows, _)| **rows > 0);
-        used.map(|(rows, addresses)| addresses.max(*rows)).sum()
+        used.map(|(rows, addresses)| addresses.max(*rows) as usize)
+            .sum()
     }
 
     fn enter(&mut self, refusal: Refusal) {

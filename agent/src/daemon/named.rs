@@ -55,8 +55,8 @@ pub struct Naming {
     entries: Vec<(PolicyKey, u32, u32)>,
     /// Makes ids of groups that nobody can choose.
     ids: RandomState,
-    /// Rows that are in a group: what was told of each.
-    grouped: HashMap<RowId, Box<[Membership]>>,
+    /// Rows that are in a group, and a hash of what was told of each.
+    grouped: HashMap<RowId, u64>,
     /// When a row was last reported as bypassed.
     bypass_said: HashMap<RowId, Nanos>,
 }
@@ -94,11 +94,12 @@ impl Naming {
             v6,
         };
         let groups: Box<[Membership]> = names.iter().map(&mut membership).collect();
-        let before = match groups.is_empty() {
-            true => self.grouped.remove(&row),
-            false => self.grouped.insert(row, groups.clone()),
+        let told = (!groups.is_empty()).then(|| self.ids.hash_one(&groups));
+        let before = match told {
+            Some(told) => self.grouped.insert(row, told),
+            None => self.grouped.remove(&row),
         };
-        (before.unwrap_or_default() != groups).then_some(Endpoint { row, groups })
+        (before != told).then_some(Endpoint { row, groups })
     }
 
     /// Groups of rows that have got another address beside them, or lost one.
@@ -121,14 +122,14 @@ impl Naming {
 
 /// How many addresses names have, each counted once.
 #[derive(Default)]
-pub struct Sizes(HashMap<(u64, bool), HashMap<Arc<str>, usize>>);
+pub struct Sizes(HashMap<(u64, bool), HashMap<Arc<str>, u32>>);
 
 impl Sizes {
-    fn of(&mut self, hosts: &HostNames, netns: u64, name: &Arc<str>, v6: bool) -> usize {
+    fn of(&mut self, hosts: &HostNames, netns: u64, name: &Arc<str>, v6: bool) -> u32 {
         let sizes = self.0.entry((netns, v6)).or_default();
         *sizes
             .entry(Arc::clone(name))
-            .or_insert_with(|| hosts.count(netns, name, v6))
+            .or_insert_with(|| u32::try_from(hosts.count(netns, name, v6)).unwrap_or(u32::MAX))
     }
 }
 

@@ -85,15 +85,14 @@ impl Standing {
         }
     }
 
-    /// Whether it is for some of the addresses that are meant.
-    fn concerns(&self, wanted: &DestinationArg, hosts: &HostNames) -> bool {
-        self.destination == *wanted || {
-            let (ours, theirs) = (
-                addresses(hosts, wanted),
-                addresses(hosts, &self.destination),
-            );
-            ours.iter().any(|address| theirs.contains(address))
-        }
+    /// Whether it is for what is meant, or for some of its addresses.
+    fn concerns(
+        &self,
+        wanted: &DestinationArg,
+        meant: &HashSet<Destination>,
+        hosts: &HostNames,
+    ) -> bool {
+        self.destination == *wanted || !addresses(hosts, &self.destination).is_disjoint(meant)
     }
 
     fn order(&self, until: Nanos) -> Order {
@@ -252,10 +251,11 @@ impl Orders {
         for told in self.told.values() {
             *rows.entry(told.number).or_default() += 1;
         }
+        let meant = wanted.map_or_else(HashSet::new, |wanted| addresses(hosts, wanted));
         let all = self.standing.iter().rev();
         all.filter(move |Numbered { order, .. }| {
             order.concerns_workload(workload)
-                && wanted.is_none_or(|wanted| order.concerns(wanted, hosts))
+                && wanted.is_none_or(|wanted| order.concerns(wanted, &meant, hosts))
         })
         .map(move |Numbered { number, order }| (order, rows.get(number).copied().unwrap_or(0)))
     }

@@ -41,7 +41,7 @@ enum How {
 }
 
 /// A row in these groups, of which so many IPv4 addresses are known.
-fn endpoint(index: u32, groups: &[GroupId], addresses: usize) -> Endpoint {
+fn endpoint(index: u32, groups: &[GroupId], addresses: u32) -> Endpoint {
     let membership = |group: &GroupId| Membership {
         group: *group,
         addresses,
