@@ -380,14 +380,12 @@ impl Orders {
     }
 }
 
-/// Until when an order is told to hold: until its end; a little longer where an older one that is still
-/// in force then has to follow without a gap, but never longer than that one.
+/// Until when an order is told to hold: until its end; a little longer where older ones that go on then
+/// have to follow without a gap, but never longer than the last of them.
 fn told_until<'a>(newest: &Standing, older: impl Iterator<Item = &'a Standing>) -> Nanos {
-    let mut ends = older.map(|order| order.until);
-    match ends.find(|until| *until > newest.until) {
-        Some(until) => until.min(newest.until + RELAY),
-        None => newest.until,
-    }
+    let last = older.map(|order| order.until).max();
+    let last = last.unwrap_or_default().max(newest.until);
+    last.min(newest.until + RELAY)
 }
 
 #[cfg(test)]

@@ -29,7 +29,7 @@ impl Engine {
         saved
     }
 
-    /// When [`Event::Deadline`] is to be handled next; `None`: not before another event. May be
+    /// When [`Event::Deadline`](crate::core::Event::Deadline) is to be handled next; `None`: not before another event. May be
     /// early (then that call does nothing), never late; in the past when one call was not enough.
     pub fn next_deadline(&self) -> Option<Nanos> {
         let timer = self.timers.first().map(|&(at, _)| at);
@@ -58,7 +58,7 @@ impl Engine {
         })
     }
 
-    /// Whether the row has a breaker in memory. If not, [`Event::Configure`] has to come first.
+    /// Whether the row has a breaker in memory. If not, [`Event::Configure`](crate::core::Event::Configure) has to come first.
     pub fn contains(&self, row: RowId) -> bool {
         self.slot(row).is_some()
     }
@@ -80,7 +80,7 @@ impl Engine {
     }
 
     /// One of the row's windows as its breaker would judge it at `now`; `None` when it has none in
-    /// memory (then [`evaluate`](super::window::evaluate) with a floor of 0 says the same), and for
+    /// memory (then [`evaluate`](crate::core::window::evaluate) with a floor of 0 says the same), and for
     /// [`WindowKind::None`].
     pub fn window_stats(
         &self,
