@@ -89,6 +89,7 @@ fn the_last_path_stays_and_is_shown() {
     let row = refused(&agent, 1, 10);
     assert_eq!(row["state"], "closed", "{row:#}");
     assert_eq!(row["bypassed_for_safety"], true, "{row:#}");
+    assert_eq!(row["bypassed_reason"], "max_open_share", "{row:#}");
     assert_eq!(row["rejected"]["breaker"], 0, "{row:#}");
     let said = events.wait("the safety event", |event| event["kind"] == "safety");
     assert_eq!(said["action"], "bypassed", "{said:#}");
@@ -100,8 +101,11 @@ fn the_last_path_stays_and_is_shown() {
     );
     let text = agent.command(&["status"]).good();
     assert!(text.contains("bypassed"), "{text}");
-    let text = agent.command(&["explain", &name(1)]).good();
-    assert!(text.contains("bypassed"), "{text}");
+    for command in ["explain", "status"] {
+        let text = agent.command(&[command, &name(1)]).good();
+        let why = "so many endpoints of web.internal refuse already (max_open_share)";
+        assert!(text.contains("bypassed") && text.contains(why), "{text}");
+    }
 
     // The first one comes back; then the other one has room, and opens with its next failure.
     let server = Server::start(&scene.net.server, endpoint(0));
@@ -174,4 +178,88 @@ fn without_a_share_all_open() {
         .write_config(&format!("{CONFIG}breaker = {{ redial = false }}\n"));
     agent.wait_state(&name(1), "closed");
     assert_eq!(agent.row(&name(0))["state"], "open");
+}
+
+/// Who calls only two of four addresses has two more: they are known from the name.
+#[test]
+fn addresses_that_nobody_has_called_are_paths_too() {
+    let scene = Scene::new("paths");
+    let config = format!("{CONFIG}breaker = {{ redial = false }}\n");
+    let agent = start(&scene.group, &config, &hosts(4));
+    let mut dialer = scene.dialer();
+    for i in 0..2 {
+        fail(&mut dialer, i, 1);
+        agent.wait_row(&name(i), "its name", |row| row["name"] == "web.internal");
+        fail(&mut dialer, i, 4);
+    }
+    for i in 0..2 {
+        agent.wait_state(&name(i), "open");
+    }
+}
+
+/// An operator drains two healthy endpoints. The dead one stays closed to traffic: it is not the last path
+/// that the orders would take away, but the only one that leads nowhere.
+#[test]
+fn orders_for_others_close_no_open_breaker() {
+    let scene = Scene::new("drained");
+    let config = format!("{CONFIG}breaker = {{ redial = false }}\n");
+    let agent = start(&scene.group, &config, &hosts(4));
+    let mut dialer = scene.dialer();
+    for i in 0..4 {
+        fail(&mut dialer, i, 1);
+        agent.wait_row(&name(i), "its name", |row| row["name"] == "web.internal");
+    }
+    fail(&mut dialer, 0, 4);
+    agent.wait_state(&name(0), "open");
+    for i in 1..3 {
+        agent.command(&["trip", &name(i)]).good();
+        agent.wait_state(&name(i), "forced_open");
+        assert_eq!(agent.row(&name(0))["state"], "open", "{i}");
+    }
+    // They count where others would open: the fourth one stays.
+    fail(&mut dialer, 3, 6);
+    let row = refused(&agent, 3, 7);
+    assert_eq!(row["bypassed_reason"], "max_open_share", "{row:#}");
+}
+
+/// Two of four are open, two bypassed: so they are after a restart, and after a takeover.
+#[test]
+fn a_restart_leaves_a_group_as_it_was() {
+    let scene = Scene::new("restart");
+    let config =
+        format!("{CONFIG}breaker = {{ redial = false, errno = \"EPERM\", cooldown = \"5m\" }}\n");
+    let etc = EtcFiles::new(&hosts(4), None);
+    let options = AgentOptions::new(&scene.group).config_for_loops(&config);
+    let agent = options.start_as(etc.program(options.program()));
+    let mut dialer = scene.dialer();
+    for i in 0..4 {
+        fail(&mut dialer, i, 1);
+        agent.wait_row(&name(i), "its name", |row| row["name"] == "web.internal");
+    }
+    for i in 0..4 {
+        fail(&mut dialer, i, 4);
+        refused(&agent, i, 5);
+    }
+    let check = |agent: &Agent, dialer: &mut Dialer| {
+        for i in 0..2 {
+            let row = agent.row(&name(i));
+            assert_eq!(row["state"], "open", "{row:#}");
+            assert_eq!(dialer.connect(endpoint(i)).errno, libc::EPERM);
+        }
+        for i in 2..4 {
+            let row = agent.row(&name(i));
+            assert_eq!(row["state"], "closed", "{row:#}");
+            assert_eq!(row["bypassed_reason"], "max_open_share", "{row:#}");
+            assert_eq!(row["windows"]["connects"]["failures"], 5, "{row:#}");
+        }
+        let text = agent.command(&["events"]).good();
+        assert!(!text.contains("open -> closed"), "{text}");
+    };
+    check(&agent, &mut dialer);
+    assert_eq!(agent.stop().code(), 0);
+    let agent = options.start_as(etc.program(options.program()));
+    check(&agent, &mut dialer);
+    let successor = options.clone().args(&["--takeover"]);
+    let second = successor.start_as(etc.program(successor.program()));
+    check(&second, &mut dialer);
 }

@@ -92,11 +92,13 @@ fn status_has_every_key_of_the_contract() {
         let have = key_set(&envelope);
         let missing: Vec<_> = contract.difference(&have).collect();
         assert!(missing.is_empty(), "{missing:?} missing in {row:#}");
-        // Additions: the pause in force, who asked for fewer calls, what was learned, who set a manual
+        // Additions: the pause in force, operators' orders, why a row is bypassed, who asked for fewer calls, what was learned, who set a manual
         // state, the ramp, the last minute, the limits, what observe mode saw, the
         // attempts that operations take.
         let is_added = |key: &str| {
             key == ".paused"
+                || key.starts_with(".orders")
+                || key.ends_with(".bypassed_reason")
                 || key.ends_with(".throttled")
                 || key.ends_with(".traits")
                 || key.contains(".destinations.manual")

@@ -361,3 +361,41 @@ fn the_gap_of_a_plain_restart() {
     assert!(u128::from(span) <= took.as_micros() + 100_000, "{steady:#}");
     assert_eq!(second.row(&SICK.to_string())["state"], "open");
 }
+
+/// The old agent is killed while the new one takes over: the new one goes on, with what it has got already
+/// or with what is on the disk.
+#[test]
+fn an_old_agent_that_is_killed_does_not_take_the_new_one_with_it() {
+    for late in [false, true] {
+        let scene = Scene::new(if late {
+            "takeover-late"
+        } else {
+            "takeover-early"
+        });
+        let file = scene.agent.home().path().join("state/state.json");
+        wait::until("the open breaker on the disk", SOON, || {
+            let text = std::fs::read_to_string(&file).ok()?;
+            text.contains("\"state\":\"open\"").then_some(())
+        });
+        let old = &scene.agent;
+        let second = std::thread::scope(|scope| {
+            scope.spawn(|| {
+                wait::until("the takeover", SOON, || {
+                    let both = || attached::programs(&scene.group) == [2; 4];
+                    let began = || old.log().contains("begins to take over");
+                    (if late { both() } else { began() }).then_some(())
+                });
+                old.signal(Signal::KILL);
+            });
+            scene.successor().start()
+        });
+        assert_eq!(second.row(&SICK.to_string())["state"], "open");
+        assert_eq!(scene.dialer().connect(SICK).errno, libc::EPERM);
+        assert_eq!(scene.dialer().connect(WELL).errno, 0);
+        wait::until("only one attached", SOON, || {
+            (attached::programs(&scene.group) == [1; 4]).then_some(())
+        });
+        second.command(&["trip", "10.77.0.9:1"]).good();
+        assert_eq!(second.stop().code(), 0);
+    }
+}

@@ -77,7 +77,8 @@ pub enum Command {
     Trip(ForcedArgs),
     /// Hold the breaker of DESTINATION closed by hand: its calls pass, whatever fails.
     HoldClosed(ForcedArgs),
-    /// Clear the window, the growth of the cooldown and any manual state of DESTINATION.
+    /// Close the breaker of DESTINATION, clear its window and the growth of its cooldown, and take back
+    /// what was ordered for it in the same words; says what is left.
     Reset {
         /// Whose.
         #[command(flatten)]

@@ -2,13 +2,13 @@
 
 use super::{
     table,
-    units::{clean, count, exact, micros},
+    units::{clean, count, exact, micros, number, running},
 };
-use crate::control::api::{Event, EventRecord, Mode};
+use crate::control::api::{Cause, Event, EventRecord, Mode, OrderAction, Timestamp};
 
 /// One line, without its end: time, kind, destination, what happened, and whose it is.
 pub fn line(record: &EventRecord) -> String {
-    let what = what(&record.event);
+    let what = what(record);
     let (destination, workload) = whose(&record.event);
     let mut text = format!("{}  {:<12}  ", record.time.short(), record.event.kind());
     if let Some(destination) = destination {
@@ -69,7 +69,56 @@ fn whose(event: &Event) -> (Option<&str>, Option<&str>) {
             ..
         } => (destination.as_deref(), workload.as_deref()),
         Event::Redial { destination, .. } => (Some(destination), None),
+        Event::Order {
+            destination,
+            workload,
+            ..
+        } => (
+            Some(destination),
+            Some(workload.as_deref().unwrap_or("all workloads")),
+        ),
         Event::Config { .. } | Event::Loss { .. } => (None, None),
+    }
+}
+
+/// What an operator has to do with a change of state.
+fn because(cause: Cause, by: Option<&str>) -> String {
+    let what = match cause {
+        Cause::Trip => "manual: trip",
+        Cause::HoldClosed => "manual: hold-closed",
+        Cause::Reset => "reset",
+        Cause::TimeOver => "the order's time is over",
+        Cause::NotCovered => "the order's name has this address no longer",
+        Cause::NewOwner => "the address belongs to another name now",
+    };
+    match by {
+        Some(by) => format!("{what} by {by}"),
+        None => what.to_owned(),
+    }
+}
+
+/// What became of an operator's order.
+fn order(
+    action: OrderAction,
+    until: Option<Timestamp>,
+    rows: u64,
+    orders: u64,
+    by: &str,
+    time: Timestamp,
+) -> String {
+    let rows = number(rows, "row");
+    let length = until.map_or_else(String::new, |until| {
+        let ms = time.until(until).as_millis();
+        format!(" for {}", running(u64::try_from(ms).unwrap_or(u64::MAX)))
+    });
+    match action {
+        OrderAction::Trip => format!("to be refused{length} by {by}: {rows}"),
+        OrderAction::HoldClosed => format!("to be held closed{length} by {by}: {rows}"),
+        OrderAction::Reset => {
+            let taken = number(orders, "order");
+            format!("reset by {by}: {taken} taken back, {rows} closed")
+        }
+        OrderAction::TimeOver => format!("the time of the order by {by} is over: {rows}"),
     }
 }
 
@@ -81,13 +130,30 @@ fn would(mode: Mode) -> &'static str {
     }
 }
 
-fn what(event: &Event) -> String {
-    match event {
+fn what(record: &EventRecord) -> String {
+    match &record.event {
         Event::Breaker {
-            from, to, reason, ..
-        } => format!("{from} -> {to}  {}", table::reason(reason))
-            .trim_end()
-            .to_owned(),
+            from,
+            to,
+            reason,
+            cause,
+            by,
+            ..
+        } => {
+            let why = match cause {
+                Some(cause) => because(*cause, by.as_deref()),
+                None => table::reason(reason),
+            };
+            format!("{from} -> {to}  {why}").trim_end().to_owned()
+        }
+        Event::Order {
+            action,
+            until,
+            rows,
+            orders,
+            by,
+            ..
+        } => order(*action, *until, *rows, *orders, by, record.time),
         Event::Timeout {
             which,
             value_ms,

@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 
 use super::{
     table::{self, Style},
-    units::{clean, exact, running},
+    units::{clean, exact},
 };
 use crate::control::api::{
     Candidate, ExplainedRow, Explanation, Fit, Limits, Mode, Setting, SettingSource, State,
@@ -74,23 +74,8 @@ fn heading(text: &mut String, explanation: &Explanation, style: Style) {
         line("PAUSED", &said);
     }
     for manual in &explanation.manual {
-        let what = match manual.state {
-            State::ForcedOpen => "refused",
-            _ => "held closed",
-        };
-        let whom = manual.workload.as_deref().map_or_else(
-            || "for all workloads".to_owned(),
-            |workload| format!("for workload {}", clean(workload)),
-        );
-        line(
-            "by hand",
-            &format!(
-                "{what} {whom} since {} UTC by {}, for another {}",
-                manual.since.short(),
-                clean(&manual.by),
-                running(manual.ends_in_ms)
-            ),
-        );
+        let (what, who) = table::order(manual);
+        line("by hand", &format!("{what}; {who}"));
     }
 }
 

@@ -5,7 +5,8 @@ use std::{io::Write, time::Duration};
 use super::{
     Failure, ForcedArgs, Target,
     output::Output,
-    units::{clean, count, exact},
+    table::order,
+    units::{clean, exact, number},
 };
 use crate::control::{
     api::{ManualResult, PauseResult, check_workload, parse_destination},
@@ -39,20 +40,38 @@ async fn forced(
         "{} {state} for {duration}, {}: {} now, and those still to come",
         clean(&args.target.destination),
         whom(&args.target),
-        rows(&done)
+        number(done.rows, "row")
     )?;
     Ok(())
 }
 
 pub async fn reset(client: &Client, target: &Target, out: &mut Output<'_>) -> Result<(), Failure> {
     let done = post(client, target, "reset", &[]).await?;
+    let taken = match done.taken_back {
+        0 => "no order was in force".to_owned(),
+        orders => format!("{} taken back", number(orders, "order")),
+    };
     writeln!(
         out,
-        "{} is reset, {}: {}",
+        "{} is reset, {}: {taken}, {} closed",
         clean(&target.destination),
         whom(target),
-        rows(&done)
+        number(done.rows, "row"),
     )?;
+    if !done.left.is_empty() {
+        writeln!(out, "Not everything passes: in force still, by hand")?;
+    }
+    for left in &done.left {
+        let (what, who) = order(left);
+        writeln!(out, "  {what}\n    {who}")?;
+        let workload = left.workload.as_deref();
+        let flag = workload.map_or_else(String::new, |w| format!(" --workload {}", clean(w)));
+        writeln!(
+            out,
+            "    `backstop reset {}{flag}` takes that back",
+            clean(&left.destination)
+        )?;
+    }
     Ok(())
 }
 
@@ -81,13 +100,6 @@ fn whom(target: &Target) -> String {
     }
 }
 
-fn rows(done: &ManualResult) -> String {
-    match done.rows {
-        1 => "1 row".to_owned(),
-        rows => format!("{} rows", count(rows)),
-    }
-}
-
 pub async fn pause(
     client: &Client,
     duration: Option<Duration>,
@@ -109,8 +121,19 @@ pub async fn pause(
 
 pub async fn resume(client: &Client, out: &mut Output<'_>) -> Result<(), Failure> {
     let body = client.post("/v1/resume").await?;
-    let _: PauseResult = serde_json::from_slice(&body)?;
-    writeln!(out, "resumed: verdicts and timeouts are in force again")?;
+    let done: PauseResult = serde_json::from_slice(&body)?;
+    match done.ended {
+        Some(ended) => writeln!(
+            out,
+            "resumed: verdicts and timeouts are in force again, paused since {} UTC by {}",
+            ended.since.short(),
+            clean(&ended.by)
+        )?,
+        None => writeln!(
+            out,
+            "nothing was paused: verdicts and timeouts are in force"
+        )?,
+    }
     Ok(())
 }
 

@@ -13,7 +13,8 @@ use crate::control::{
     client::{Client, encode},
 };
 
-/// Shows all destinations, or one; fails when that one was never seen.
+/// Shows all destinations, or one; fails when that one was never seen and nobody has given an order for
+/// it.
 pub async fn status(
     client: &Client,
     destination: Option<&str>,
@@ -30,24 +31,29 @@ pub async fn status(
     let body = client.get(&target).await?;
     let envelope: StatusEnvelope = serde_json::from_slice(&body)?;
     let seen = destination.is_none() || !envelope.destinations.is_empty();
+    let ordered = !envelope.orders.is_empty();
     if json {
         // As it came: keys of a newer agent are not lost.
         out.write_all(&body)?;
         out.flush()?;
-    } else if seen {
+    } else if seen || ordered {
         let style = Style {
             colour: out.colour,
             width: out.width,
             now: Timestamp::now(),
         };
         let text = match destination {
+            Some(_) if !seen => {
+                let heading = table::details(&envelope, style);
+                format!("{heading}\nNo connect seen yet.\n")
+            }
             Some(_) => table::details(&envelope, style),
             None => table::table(&envelope, style),
         };
         out.write_all(text.as_bytes())?;
     }
     match destination {
-        Some(destination) if !seen => Err(Failure::Said(format!(
+        Some(destination) if !seen && !ordered => Err(Failure::Said(format!(
             "{}: no such destination seen; `backstop status` lists those that were",
             clean(destination)
         ))),

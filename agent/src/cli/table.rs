@@ -4,10 +4,10 @@
 
 use std::fmt::Write as _;
 
-use super::units::{age, clean, count, exact, micros, running, short_count, shorten_left};
+use super::units::{age, clean, count, exact, micros, number, running, short_count, shorten_left};
 use crate::control::api::{
-    Held, Latency, Mode, Reason, ReasonKind, Retry, Row, State, StatusEnvelope, Timestamp, Window,
-    Windows,
+    Bypass, Held, Latency, ManualState, Mode, Reason, ReasonKind, Retry, Row, State,
+    StatusEnvelope, Timestamp, Window, Windows,
 };
 
 /// How to write.
@@ -29,6 +29,9 @@ const LOUD: &str = "1;37;41";
 /// Fewest columns for a workload.
 const WORKLOAD_MIN: usize = 12;
 const GAP: usize = 2;
+
+/// Orders that are listed.
+const ORDERS: usize = 10;
 
 impl Style {
     fn paint(self, code: &str, text: &str) -> String {
@@ -133,7 +136,45 @@ fn heading(envelope: &StatusEnvelope, style: Style) -> String {
         text.push_str(&style.paint(LOUD, &line));
         text.push_str("\nNo verdict and no timeout is enforced; counting goes on.\n");
     }
+    if !envelope.orders.is_empty() {
+        let orders = number(envelope.orders.len() as u64, "order");
+        let _ = writeln!(
+            text,
+            "By hand, {orders}, newest first (that is in force for a row):"
+        );
+    }
+    for standing in envelope.orders.iter().take(ORDERS) {
+        let (what, who) = order(standing);
+        let _ = writeln!(text, "  {what}\n    {who}");
+    }
+    if envelope.orders.len() > ORDERS {
+        let more = envelope.orders.len() - ORDERS;
+        let _ = writeln!(text, "  and {more} more, see backstop status --json");
+    }
     text
+}
+
+/// An operator's order: what it says, and who gave it when.
+pub fn order(order: &ManualState) -> (String, String) {
+    let what = match order.state {
+        State::ForcedOpen => "refused",
+        _ => "held closed",
+    };
+    let whom = order.workload.as_deref().map_or_else(
+        || "all workloads".to_owned(),
+        |workload| format!("workload {}", clean(workload)),
+    );
+    let rows = match order.rows {
+        0 => "no row".to_owned(),
+        rows => number(rows, "row"),
+    };
+    let what = format!(
+        "{} {what} for another {}, {whom}: {rows}",
+        clean(&order.destination),
+        running(order.ends_in_ms)
+    );
+    let who = format!("since {} UTC by {}", order.since.short(), clean(&order.by));
+    (what, who)
 }
 
 struct Cell {
@@ -304,13 +345,19 @@ pub fn detail(text: &mut String, row: &Row, style: Style) {
         line(
             "by hand",
             format!(
-                "since {} UTC by {}, for another {}",
+                "by the order for {}, {}, since {} UTC by {}, for another {}",
+                clean(&manual.destination),
+                manual.workload.as_deref().map_or_else(
+                    || "all workloads".to_owned(),
+                    |workload| format!("workload {}", clean(workload))
+                ),
                 manual.since.short(),
                 clean(&manual.by),
                 running(u64::try_from(left).unwrap_or(u64::MAX))
             ),
         );
     }
+    line("bypassed", bypassed(row));
     line("next", next(row));
     let window = &row.windows.connects;
     line(
@@ -381,6 +428,23 @@ pub fn detail(text: &mut String, row: &Row, style: Style) {
     for (what, time, latency) in latencies.into_iter().filter(|(.., of)| of.count > 0) {
         line(name, percentiles(what, time, latency));
         name = "";
+    }
+}
+
+/// Why it is closed though it should be open; empty: it should not.
+fn bypassed(row: &Row) -> String {
+    match row.bypassed_reason {
+        None => String::new(),
+        Some(Bypass::Correlated) => {
+            "it should be open, and all pass: most destinations fail at once (correlated)"
+                .to_owned()
+        }
+        Some(Bypass::MaxOpenShare) => format!(
+            "it should be open, and all pass: so many endpoints of {} refuse already (max_open_share)",
+            row.name
+                .as_deref()
+                .map_or_else(|| "its name".to_owned(), clean)
+        ),
     }
 }
 

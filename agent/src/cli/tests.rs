@@ -212,7 +212,10 @@ async fn commands_against_an_agent() {
     assert_eq!(command(client, "trip 10.0.0.53:53").await.0, 1);
     assert_eq!(command(client, "hold-closed a:1 --for 366days").await.0, 0);
     let (_, text) = command(client, "reset a:1").await;
-    assert_eq!(text, "a:1 is reset, for all workloads: 2 rows\n");
+    assert_eq!(
+        text,
+        "a:1 is reset, for all workloads: 1 order taken back, 2 rows closed\n"
+    );
     let (_, text) = command(client, "pause --for 15m").await;
     assert_eq!(text, "paused for 15m; `backstop resume` ends it sooner\n");
     assert_eq!(command(client, "resume").await.0, 0);

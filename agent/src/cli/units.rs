@@ -68,6 +68,14 @@ pub fn count(count: u64) -> String {
     text
 }
 
+/// `1 row`, `12 rows`.
+pub fn number(of: u64, what: &str) -> String {
+    match of {
+        1 => format!("1 {what}"),
+        of => format!("{} {what}s", count(of)),
+    }
+}
+
 /// A name that a program or an administrator chose, made harmless for a terminal: control
 /// characters become `?`.
 pub fn clean(text: &str) -> String {

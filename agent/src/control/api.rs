@@ -14,13 +14,14 @@ use std::{fmt, time::Duration};
 
 use serde::{Deserialize, Serialize};
 
-pub use event::{CallsLatency, ConfigAction, Event, EventRecord, SafetyAction, TimeoutKind};
-pub use explain::{
-    Candidate, ExplainedRow, Explanation, Fit, ManualState, Protection, Setting, SettingSource,
+pub use event::{
+    CallsLatency, Cause, ConfigAction, Event, EventRecord, OrderAction, SafetyAction, TimeoutKind,
 };
+pub use explain::{Candidate, ExplainedRow, Explanation, Fit, Protection, Setting, SettingSource};
 pub use status::{
-    ByHand, Connects, Exchanges, Failures, Held, Latency, Limit, Limits, Mode, Paused, Reason,
-    ReasonKind, Rejections, Retry, Row, State, StatusEnvelope, TimeoutsMs, Window, Windows,
+    ByHand, Bypass, Connects, Exchanges, Failures, Held, Latency, Limit, Limits, ManualState, Mode,
+    Paused, Reason, ReasonKind, Rejections, Retry, Row, State, StatusEnvelope, TimeoutsMs, Window,
+    Windows,
 };
 pub use timestamp::Timestamp;
 
@@ -81,6 +82,13 @@ pub struct ManualResult {
     /// Rows that changed at once. 0 is no error: a manual state also waits for a destination or
     /// workload that was not seen yet.
     pub rows: u64,
+    /// Reset: orders that were taken back; an addition to the first version of the format, as is the next
+    /// one.
+    #[serde(default)]
+    pub taken_back: u64,
+    /// Reset: orders for the same destination in other words that are in force still, newest first.
+    #[serde(default)]
+    pub left: Vec<ManualState>,
 }
 
 /// Answer to pause and resume.
@@ -88,6 +96,9 @@ pub struct ManualResult {
 pub struct PauseResult {
     /// The pause now in force, if any.
     pub paused: Option<Paused>,
+    /// The pause that was ended, if there was one; an addition to the first version of the format.
+    #[serde(default)]
+    pub ended: Option<Paused>,
 }
 
 /// Answer to `POST /v1/handover`: the state of the agent that another one takes over from.

@@ -4,7 +4,9 @@ use std::sync::Arc;
 
 use agent_common::{CallWindow, DestinationKey, Verdict};
 
-use super::{BreakerSettings, Correlated, Full, GroupId, Nanos, Reason, State, WindowKind};
+use super::{
+    BreakerSettings, Bypass, Correlated, Endpoint, Full, Nanos, Reason, State, WindowKind,
+};
 
 /// A row of the kernel's table. The incarnation tells owners of one index apart: an event about a
 /// former owner finds no breaker.
@@ -141,13 +143,20 @@ pub enum Event<'a> {
         /// Sequence numbers of the row's last calls: connects, exchanges.
         last_seqs: [u64; 2],
     },
-    /// The row is one of the endpoints of these names, and of no others. Holds until it is said anew or
-    /// the row is given up, whether it has a breaker in memory or not.
-    Groups {
+    /// No order of an operator is in force for the row any more: a manual state ends, as when its time is
+    /// over. Nothing happens in any other state.
+    Lift {
         /// The row.
         row: RowId,
-        /// One for each name.
-        groups: &'a [GroupId],
+        /// Sequence numbers of the row's last calls: connects, exchanges.
+        last_seqs: [u64; 2],
+    },
+    /// Each of these rows is one of the endpoints of these names, and of no others. Holds until it is said
+    /// anew or the row is given up, whether it has a breaker in memory or not. Groups are judged once all
+    /// have been told.
+    Groups {
+        /// The rows.
+        endpoints: &'a [Endpoint],
     },
     /// The row is given up (evicted): nothing may come out for it any more.
     Forget {
@@ -234,9 +243,8 @@ pub struct BreakerView {
     /// Next dial by the agent, while it dials; not before `now`, later if the node's limit is
     /// reached.
     pub next_redial_at: Option<Nanos>,
-    /// Closed though its calls said open, because too much fails at once ([`Correlated`]), or too many
-    /// endpoints of its name refuse already.
-    pub bypassed: bool,
+    /// Closed though its calls said open, and why.
+    pub bypassed: Option<Bypass>,
     /// Open only because this row's breaker is, of another workload (`scope = "node"`).
     pub follows: Option<RowId>,
     /// End of a manual state.

@@ -7,6 +7,7 @@
 //!
 //! Order does not depend on hash maps: they are looked up in, never walked.
 
+mod looks;
 mod together;
 
 use std::{
@@ -18,14 +19,14 @@ use agent_common::CallWindow;
 
 use super::breaker::{Breaker, Step};
 use super::correlated::Correlation;
-use super::groups::Groups;
+use super::groups::{Groups, Refusal};
 use super::hints::{Hints, Place};
 use super::redial::Redial;
 use super::rng::SplitMix64;
 use super::scope::Scopes;
 use super::{
-    Action, BreakerSettings, BreakerView, Correlated, DialTarget, Event, Full, GroupId, Nanos,
-    RowId, Saved, State, WindowKind, WindowStats,
+    Action, BreakerSettings, Correlated, DialTarget, Event, Full, GroupId, Nanos, RowId, Saved,
+    State, WindowKind,
 };
 
 /// Timers handled by one [`Event::Deadline`], and dials as well.
@@ -62,8 +63,8 @@ struct Slot {
     waits: bool,
     /// Whether it is counted in `hints`.
     hints: bool,
-    /// Whether it is counted in `groups` as one that refuses.
-    refuses: bool,
+    /// The state that it is counted as in `groups`.
+    counted: State,
     /// Whether it is a member in `scopes`.
     shares: bool,
     breaker: Breaker,
@@ -172,13 +173,10 @@ impl Engine {
                 }
                 self.step(row, out, |b, step| b.reset(last_seqs, step));
             }
-            Event::Groups { row, groups } => {
-                let refuses = self.state(row).is_some_and(State::refuses);
-                let left = self.groups.leave(row.index);
-                self.groups.set(row, groups, refuses);
-                self.keep_shares(&left, out);
-                self.keep_shares_of(row.index, out);
+            Event::Lift { row, last_seqs } => {
+                self.step(row, out, |b, step| b.lift(last_seqs, step));
             }
+            Event::Groups { endpoints } => self.regroup(endpoints, out),
             Event::Forget { row } => {
                 if self.slot(row).is_some() {
                     self.remove(row.index, out);
@@ -188,29 +186,6 @@ impl Engine {
             }
             Event::Deadline => self.deadline(out),
         }
-    }
-
-    /// What of a row's breaker outlives the agent; `None` when it has none in memory: then there is
-    /// nothing to be kept.
-    pub fn save(&self, row: RowId) -> Option<Saved> {
-        Some(self.slot(row)?.breaker.save())
-    }
-
-    /// As [`Engine::save`], of all rows, but at most so many: those first that are not closed.
-    pub fn save_all(&self, most: usize) -> Vec<(RowId, Saved)> {
-        let mut saved = Vec::new();
-        for closed in [false, true] {
-            let rows = self
-                .breakers
-                .iter()
-                .filter(|(_, slot)| (slot.breaker.state() == State::Closed) == closed);
-            let left = most - saved.len();
-            saved.extend(rows.take(left).map(|(&index, slot)| {
-                let incarnation = slot.incarnation;
-                (RowId { index, incarnation }, slot.breaker.save())
-            }));
-        }
-        saved
     }
 
     /// Gives a row that has no breaker yet the one that an earlier agent has saved. Where the agent
@@ -243,80 +218,6 @@ impl Engine {
         self.correlated(change, out);
     }
 
-    /// When [`Event::Deadline`] is to be handled next; `None`: not before another event. May be
-    /// early (then that call does nothing), never late; in the past when one call was not enough.
-    pub fn next_deadline(&self) -> Option<Nanos> {
-        let timer = self.timers.first().map(|&(at, _)| at);
-        let redial = self.redial.next_deadline();
-        let calm = self.correlation.deadline();
-        let count = (!self.to_be_counted.is_empty()).then_some(self.now);
-        [timer, redial, calm, count].into_iter().flatten().min()
-    }
-
-    /// Rows that have a breaker in memory, in no particular order.
-    pub fn rows(&self) -> impl Iterator<Item = RowId> + '_ {
-        self.breakers.iter().map(|(&index, slot)| RowId {
-            index,
-            incarnation: slot.incarnation,
-        })
-    }
-
-    /// One of the rows that a dial of this target is for, so that the shell can find out from where
-    /// to dial; `None` when no row waits any more.
-    pub fn row_waiting_for(&self, target: DialTarget) -> Option<RowId> {
-        let index = self.redial.a_row(target)?;
-        let slot = self.breakers.get(&index)?;
-        Some(RowId {
-            index,
-            incarnation: slot.incarnation,
-        })
-    }
-
-    /// Whether the row has a breaker in memory. If not, [`Event::Configure`] has to come first.
-    pub fn contains(&self, row: RowId) -> bool {
-        self.slot(row).is_some()
-    }
-
-    /// A row's state, or `None` when it has no breaker in memory and is therefore closed. One
-    /// look-up, cheaper than [`Engine::view`].
-    pub fn state(&self, row: RowId) -> Option<State> {
-        Some(self.slot(row)?.breaker.state())
-    }
-
-    /// A row's breaker, or `None` when it has none in memory and is therefore closed.
-    pub fn view(&self, row: RowId, now: Nanos) -> Option<BreakerView> {
-        let slot = self.slot(row)?;
-        let next_redial_at = (slot.waits)
-            .then(|| self.redial.next_dial(slot.breaker.target()))
-            .flatten()
-            .map(|at| at.max(now));
-        Some(slot.breaker.view(next_redial_at, self.leader_of(row)))
-    }
-
-    /// One of the row's windows as its breaker would judge it at `now`; `None` when it has none in
-    /// memory (then [`evaluate`](super::window::evaluate) with a floor of 0 says the same), and for
-    /// [`WindowKind::None`].
-    pub fn window_stats(
-        &self,
-        row: RowId,
-        kind: WindowKind,
-        window: &CallWindow,
-        last_seq: u64,
-        now: Nanos,
-    ) -> Option<WindowStats> {
-        let breaker = &self.slot(row)?.breaker;
-        breaker.window_stats(kind, window, last_seq, now)
-    }
-
-    /// Whether the row may be evicted. Open and forced ones may not; a half-open one may, since
-    /// without calls it stays half-open and would keep its place in the table for ever.
-    pub fn evictable(&self, row: RowId) -> bool {
-        match self.state(row) {
-            None | Some(State::Closed | State::HalfOpen) => true,
-            Some(State::Open | State::ForcedOpen | State::ForcedClosed) => false,
-        }
-    }
-
     fn slot(&self, row: RowId) -> Option<&Slot> {
         self.breakers
             .get(&row.index)
@@ -329,7 +230,7 @@ impl Engine {
             incarnation: row.incarnation,
             waits: false,
             hints: false,
-            refuses: false,
+            counted: State::Closed,
             shares: false,
             breaker,
             timer: NO_TIMER,
@@ -496,8 +397,8 @@ impl Engine {
             .run(self.now, MAX_DUE_PER_CALL, &mut self.rng, out);
     }
 
-    /// Brings timer and dial schedule in line with a breaker that may have moved; whether it has begun
-    /// to refuse.
+    /// Brings timer and dial schedule in line with a breaker that may have moved; whether it has opened
+    /// by itself.
     fn settle(&mut self, index: u32) -> bool {
         let Some(slot) = self.breakers.get_mut(&index) else {
             return false;
@@ -528,13 +429,13 @@ impl Engine {
             slot.hints = hints;
             self.hints.change(slot.breaker.target(), hints);
         }
-        let refuses = slot.breaker.state().refuses();
-        let begins = refuses && !slot.refuses;
-        if refuses != slot.refuses {
-            slot.refuses = refuses;
-            self.groups.change(index, refuses);
+        let state = slot.breaker.state();
+        let before = std::mem::replace(&mut slot.counted, state);
+        let (is, was) = (Refusal::of(state), Refusal::of(before));
+        if is != was {
+            self.groups.change(index, is);
         }
-        begins
+        is.own && !was.own
     }
 
     fn remove(&mut self, index: u32, out: &mut Vec<Action>) {
@@ -550,9 +451,7 @@ impl Engine {
         if slot.hints {
             self.hints.change(slot.breaker.target(), false);
         }
-        if slot.refuses {
-            self.groups.change(index, false);
-        }
+        self.groups.change(index, Refusal::default());
         if slot.shares {
             let place = slot.breaker.place();
             self.scopes.leave(place, index);

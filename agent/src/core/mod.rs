@@ -46,12 +46,12 @@ pub use api::{Action, BreakerView, DialTarget, Event, Floor, ProbeOutcome, RowId
 pub use breaker::VERDICT_SLACK;
 pub use correlated::{Correlated, is_loopback};
 pub use engine::Engine;
-pub use groups::{Full, GroupId, may_be_open};
+pub use groups::{Endpoint, Full, GroupId, Membership, may_be_open};
 pub use hung::HungRule;
 pub use redial::{DIAL_WRITE_OFF, MAX_DIALS_PER_SECOND};
 pub use saved::Saved;
 pub use settings::BreakerSettings;
-pub use state::{Reason, ReasonKind, State, WindowKind};
+pub use state::{Bypass, Reason, ReasonKind, State, WindowKind};
 pub use time::Nanos;
 pub use waits::{OptionLimits, WaitLimits};
 pub use window::WindowStats;

@@ -1,6 +1,6 @@
 //! What of a breaker outlives the agent.
 
-use super::{Nanos, Reason, State};
+use super::{Bypass, Nanos, Reason, State};
 
 /// A breaker as it is kept over a restart: [`Engine::save`](super::Engine::save) gives it,
 /// [`Engine::restore`](super::Engine::restore) takes it.
@@ -17,6 +17,8 @@ pub struct Saved {
     pub since: Nanos,
     /// Why it is not closed.
     pub reason: Reason,
+    /// Closed: why it was not open though it should have been.
+    pub bypassed: Option<Bypass>,
     /// Generation of the last verdict.
     pub generation: u32,
     /// Open: the cooldown's end.

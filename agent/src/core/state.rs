@@ -58,6 +58,15 @@ impl State {
     }
 }
 
+/// Why a breaker that should be open, or was, is closed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Bypass {
+    /// Most destinations fail at once ([`Correlated`](super::Correlated)).
+    Correlated,
+    /// Too many endpoints of its name refuse already.
+    MaxOpenShare,
+}
+
 /// Which of a row's two windows something is about.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum WindowKind {

@@ -3,6 +3,7 @@
 use std::{
     fs::{File, OpenOptions},
     path::Path,
+    time::{Duration, Instant},
 };
 
 use anyhow::{Context as _, Result};
@@ -14,6 +15,11 @@ use crate::{
     cli::{Listen, RunArgs},
     control::server::{ControlSocket, bind_control, bind_http},
 };
+
+/// So long an agent that was killed may take to end, with all its memory.
+const DYING: Duration = Duration::from_secs(2);
+/// How often it is looked whether it has ended.
+const LOOK: Duration = Duration::from_millis(10);
 
 /// All of them.
 pub struct Ends {
@@ -35,7 +41,7 @@ impl Ends {
     pub async fn open(args: &RunArgs) -> Result<Self> {
         let (control, socket) = bind_control(&args.socket, false)?;
         let http = http(args).await?;
-        let state = Some(lock(&args.state_dir)?);
+        let state = Some(lock(&args.state_dir).await?);
         Ok(Self {
             control,
             socket,
@@ -49,13 +55,23 @@ impl Ends {
     /// # Errors
     /// As [`Ends::open`]; and when the agent before does not take the order: then it is still in charge.
     pub async fn take_over(live: &Live, args: &RunArgs) -> Result<Self> {
-        live.tell().await?;
+        if let Err(error) = live.tell().await {
+            if live.is_gone().await {
+                tracing::warn!(
+                    pid = live.pid,
+                    "the agent before has ended by itself ({error:#}); this one takes its places"
+                );
+                return Self::open(args).await;
+            }
+            return Err(error);
+        }
         // There is no moment without a socket. The port is free when the other one has ended.
         let (control, socket) = bind_control(&args.socket, true)?;
         live.ended().await;
         let http = http(args).await?;
         // Too late to leave things as they were.
         let state = lock(&args.state_dir)
+            .await
             .inspect_err(|error| tracing::warn!("{error:#}"))
             .ok();
         Ok(Self {
@@ -78,8 +94,8 @@ impl Ends {
 }
 
 /// Takes the state directory: two agents would write over each other's state. The lock goes with the
-/// process, however it ends.
-fn lock(directory: &Path) -> Result<File> {
+/// process, however it ends. One that is killed may have let go of its socket and not of this yet.
+async fn lock(directory: &Path) -> Result<File> {
     let path = directory.join("lock");
     let file = OpenOptions::new()
         .create(true)
@@ -87,13 +103,22 @@ fn lock(directory: &Path) -> Result<File> {
         .write(true)
         .open(&path)
         .with_context(|| format!("open {}", path.display()))?;
-    flock(&file, FlockOperation::NonBlockingLockExclusive).with_context(|| {
-        format!(
-            "state directory {}: another agent uses it; give this one another with --state-dir",
-            directory.display()
-        )
-    })?;
-    Ok(file)
+    let deadline = Instant::now() + DYING;
+    loop {
+        match flock(&file, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => return Ok(file),
+            Err(_) if Instant::now() < deadline => tokio::time::sleep(LOOK).await,
+            Err(error) => {
+                return Err(error).with_context(|| {
+                    format!(
+                        "state directory {}: another agent uses it; give this one another with \
+                         --state-dir",
+                        directory.display()
+                    )
+                });
+            }
+        }
+    }
 }
 
 async fn http(args: &RunArgs) -> Result<Option<TcpListener>> {

@@ -1,14 +1,13 @@
 //! `explain`: what holds for a destination, and why.
 
-use agent_common::{NANOS_PER_MS, OTHER_ROW};
+use agent_common::OTHER_ROW;
 
 use super::{named, node::Node, view};
 use crate::{
     control::{
         Caller,
         api::{
-            ApiError, Candidate, ExplainedRow, Explanation, Fit, ManualState, Protection, Setting,
-            SettingSource, State,
+            ApiError, Candidate, ExplainedRow, Explanation, Fit, Protection, Setting, SettingSource,
         },
     },
     hosts::table::EVERYWHERE,
@@ -72,7 +71,7 @@ impl Node {
             }),
             candidates: explained.candidates.into_iter().map(candidate).collect(),
             settings: explained.settings.into_iter().map(setting).collect(),
-            manual: self.manual_states(wanted, workload.as_deref()),
+            manual: self.manual_states(Some(wanted), workload.as_deref()),
             rows,
             workload,
         })
@@ -138,7 +137,7 @@ impl Node {
                 responses: &self.responses,
                 hidden: self.hidden.all(),
                 leaving: self.evictions.leaving(),
-                standing: &self.standing,
+                orders: &self.orders,
                 hosts: &self.naming.hosts,
                 now: clock::now(),
             };
@@ -170,30 +169,6 @@ impl Node {
             key(a).cmp(&key(b))
         });
         Ok(rows)
-    }
-
-    fn manual_states(&self, wanted: &DestinationArg, workload: Option<&str>) -> Vec<ManualState> {
-        let now = clock::now();
-        let standing = self.standing.iter().filter(|standing| {
-            standing.until > now
-                && standing.destination == *wanted
-                && match (&standing.workload, workload) {
-                    (Some(theirs), Some(ours)) => theirs == ours,
-                    _ => true,
-                }
-        });
-        standing
-            .map(|standing| ManualState {
-                state: match standing.trip {
-                    true => State::ForcedOpen,
-                    false => State::ForcedClosed,
-                },
-                workload: standing.workload.clone(),
-                ends_in_ms: standing.until.0.saturating_sub(now.0) / NANOS_PER_MS,
-                since: standing.since,
-                by: standing.by.clone(),
-            })
-            .collect()
     }
 }
 

@@ -180,17 +180,37 @@ fn log(record: &EventRecord) {
             to,
             reason,
             generation,
+            cause,
+            by,
             ..
         } => {
             let why = match reason.kind {
-                ReasonKind::None => String::new(),
-                ReasonKind::Manual => " by an operator".to_owned(),
+                ReasonKind::None | ReasonKind::Manual => {
+                    let cause = cause.map_or(String::new(), |cause| format!(" ({cause})"));
+                    by.as_ref()
+                        .map_or(cause.clone(), |by| format!("{cause} by {by}"))
+                }
                 kind => format!(
                     ": {kind} of {} is {} (threshold {})",
                     reason.window, reason.value, reason.threshold
                 ),
             };
             tracing::warn!(%destination, %workload, generation, "breaker {from} -> {to}{why}");
+        }
+        Event::Order {
+            action,
+            destination,
+            workload,
+            until,
+            rows,
+            orders,
+            by,
+        } => {
+            let until = until.map(|until| until.to_string());
+            tracing::info!(
+                %destination, workload = workload.as_deref().unwrap_or("all"), %by,
+                until, rows, taken_back = orders, "order: {action}"
+            );
         }
         Event::Timeout {
             destination,

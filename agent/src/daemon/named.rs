@@ -2,35 +2,35 @@
 //! group, what an operator means by one.
 
 use std::{
-    collections::{HashMap, HashSet},
+    collections::HashMap,
     hash::{BuildHasher as _, RandomState},
     net::Ipv6Addr,
     sync::Arc,
 };
 
 use agent_common::{
-    OTHER_ROW, PolicyKey, Row as KernelRow, Verdict,
-    key::ManualKey,
+    DestinationKey, OTHER_ROW, PolicyKey, Row as KernelRow, Verdict,
+    key::IPV4_MAPPED_PREFIX,
     row::ROW_PROTECTED,
     verdict::{STATE_FORCED_CLOSED, STATE_FORCED_OPEN},
 };
 
 use super::{
-    node::{Node, Standing},
+    node::Node,
     plan::Plan,
     reactor::{Command, Order},
     view,
 };
 use crate::{
     control::api::{Event, SafetyAction},
-    core::{Full, GroupId, Nanos, Reason, ReasonKind, RowId},
+    core::{Endpoint, Full, Membership, Nanos, Reason, ReasonKind, RowId},
     hosts::{
         Change, HostNames, Place,
         listener::Heard,
         resolver::{Found, Resolver},
         table::EVERYWHERE,
     },
-    kernel::{Kernel, clock},
+    kernel::{Table, clock},
     policy::{Destination, DestinationArg, KnownName, MAX_KERNEL_ENTRIES},
 };
 
@@ -55,8 +55,8 @@ pub struct Naming {
     entries: Vec<(PolicyKey, u32, u32)>,
     /// Makes ids of groups that nobody can choose.
     ids: RandomState,
-    /// Rows that are in a group.
-    grouped: HashSet<RowId>,
+    /// Rows that are in a group, and a hash of what was told of each.
+    grouped: HashMap<RowId, u64>,
     /// When a row was last reported as bypassed.
     bypass_said: HashMap<RowId, Nanos>,
 }
@@ -72,15 +72,64 @@ impl Naming {
             expired_at: Nanos::ZERO,
             entries,
             ids: RandomState::new(),
-            grouped: HashSet::new(),
+            grouped: HashMap::new(),
             bypass_said: HashMap::new(),
         }
+    }
+
+    /// The groups of a row with these names, if they are others than it was in.
+    pub(super) fn endpoint(
+        &mut self,
+        row: RowId,
+        key: &DestinationKey,
+        names: &[KnownName],
+        sizes: &mut Sizes,
+    ) -> Option<Endpoint> {
+        let v6 = key.addr[..12] != IPV4_MAPPED_PREFIX;
+        let mut membership = |known: &KnownName| Membership {
+            group: self
+                .ids
+                .hash_one((key.cgroup_id, key.netns_cookie, &*known.name, key.port_be)),
+            addresses: sizes.of(&self.hosts, key.netns_cookie, &known.name, v6),
+            v6,
+        };
+        let groups: Box<[Membership]> = names.iter().map(&mut membership).collect();
+        let told = (!groups.is_empty()).then(|| self.ids.hash_one(&groups));
+        let before = match told {
+            Some(told) => self.grouped.insert(row, told),
+            None => self.grouped.remove(&row),
+        };
+        (before != told).then_some(Endpoint { row, groups })
+    }
+
+    /// Groups of rows that have got another address beside them, or lost one.
+    pub(super) fn grown(&mut self, table: &Table, sizes: &mut Sizes) -> Vec<Endpoint> {
+        let rows: Vec<RowId> = self.grouped.keys().copied().collect();
+        let of = |id: RowId| {
+            let row = table.owned(id)?;
+            let names = of_row(&self.hosts, &row);
+            self.endpoint(id, &row.key, &names, sizes)
+        };
+        rows.into_iter().filter_map(of).collect()
     }
 
     /// The row is given up.
     pub(super) fn forget(&mut self, id: RowId) {
         self.grouped.remove(&id);
         self.bypass_said.remove(&id);
+    }
+}
+
+/// How many addresses names have, each counted once.
+#[derive(Default)]
+pub struct Sizes(HashMap<(u64, bool), HashMap<Arc<str>, u32>>);
+
+impl Sizes {
+    fn of(&mut self, hosts: &HostNames, netns: u64, name: &Arc<str>, v6: bool) -> u32 {
+        let sizes = self.0.entry((netns, v6)).or_default();
+        *sizes
+            .entry(Arc::clone(name))
+            .or_insert_with(|| u32::try_from(hosts.count(netns, name, v6)).unwrap_or(u32::MAX))
     }
 }
 
@@ -127,52 +176,6 @@ pub fn entries(plan: &Plan, hosts: &HostNames) -> Vec<(PolicyKey, u32, u32)> {
         .into_iter()
         .map(|entry| (entry.key, entry.prefix_len, entry.policy))
         .collect()
-}
-
-/// What the kernel is to do with rows to come of a destination with a manual state: its keys there. A
-/// name stands for the addresses that the agent itself has resolved it to, as the kernel's table knows no
-/// namespaces.
-pub fn manual_keys(hosts: &HostNames, standing: &Standing) -> Vec<(ManualKey, Destination)> {
-    if standing.workload.is_some() {
-        return Vec::new();
-    }
-    match &standing.destination {
-        DestinationArg::Address(address) => vec![(address.to_manual_key(), *address)],
-        DestinationArg::Name { name, port } => destinations(hosts, name, *port)
-            .into_iter()
-            .filter(|((netns, _), _)| *netns == EVERYWHERE)
-            .map(|(_, destination)| (destination.to_manual_key(), destination))
-            .collect(),
-    }
-}
-
-/// Enters a manual state for rows to come, and takes it away where it no longer belongs.
-///
-/// # Errors
-/// When the kernel's map is full.
-pub fn put_manual(
-    kernel: &mut Kernel,
-    hosts: &HostNames,
-    plan: &Plan,
-    standing: &mut Standing,
-) -> anyhow::Result<()> {
-    let wanted = manual_keys(hosts, standing);
-    for key in std::mem::take(&mut standing.keys) {
-        if !wanted.iter().any(|(wanted, _)| *wanted == key) {
-            kernel.set_manual(&key, None)?;
-        }
-    }
-    for (key, destination) in wanted {
-        let names = hosts.of(EVERYWHERE, &destination.addr_bytes());
-        let found = plan.config.resolve(&destination, None, &names);
-        if found.protected {
-            continue;
-        }
-        let errno = plan.breakers[found.policy].errno;
-        kernel.set_manual(&key, Some((standing.verdict(errno), standing.until)))?;
-        standing.keys.push(key);
-    }
-    Ok(())
 }
 
 impl Node {
@@ -225,12 +228,12 @@ impl Node {
                 Some((id, found.reduce(|a, b| a | b)?))
             })
             .collect();
-        for (id, new_owner) in rows {
-            if new_owner {
-                self.start_anew(id);
+        for (id, new_owner) in &rows {
+            if *new_owner {
+                self.start_anew(*id);
             }
-            self.new_row(id);
         }
+        self.look_at_rows(rows.into_iter().map(|(id, _)| id), true);
         let took = clock::now() - begun;
         self.naming.next_look = now + took.times(REST);
     }
@@ -241,7 +244,8 @@ impl Node {
             return;
         };
         let state = Verdict::unpack(row.verdict).state;
-        if state == STATE_FORCED_OPEN || state == STATE_FORCED_CLOSED {
+        let forced = matches!(state, STATE_FORCED_OPEN | STATE_FORCED_CLOSED);
+        if forced || self.orders.is_told(id) {
             return;
         }
         tracing::info!(
@@ -249,7 +253,8 @@ impl Node {
             Destination::from_key(&row.key)
         );
         self.table.forget_traits(id);
-        self.commander.send(Command::Manual(vec![id], Order::Reset));
+        let order = (id, Order::Reset(None));
+        self.commander.send(Command::Manual(vec![order]));
     }
 
     /// Tells the kernel what holds for the addresses that the agent has resolved: policies, and manual
@@ -266,14 +271,7 @@ impl Node {
                 Err(error) => tracing::error!("policies by name: {error:#}"),
             }
         }
-        let (kernel, hosts) = (&mut self.kernel, &self.naming.hosts);
-        for standing in &mut self.standing {
-            if matches!(standing.destination, DestinationArg::Name { .. })
-                && let Err(error) = put_manual(kernel, hosts, &self.plan, standing)
-            {
-                tracing::error!("manual state of {}: {error:#}", standing.destination);
-            }
-        }
+        self.enter_orders();
     }
 
     /// A plan is about to be in force: the kernel's entries for names under it.
@@ -285,8 +283,8 @@ impl Node {
     /// Looks up what the configuration and the operator name, and nothing else any more.
     pub(super) fn look_up_names(&mut self) {
         let mut names = self.plan.config.exact_names();
-        for standing in &self.standing {
-            if let DestinationArg::Name { name, .. } = &standing.destination
+        for order in self.orders.all() {
+            if let DestinationArg::Name { name, .. } = &order.destination
                 && !names.iter().any(|known| **known == **name)
             {
                 names.push(name.as_str().into());
@@ -297,34 +295,6 @@ impl Node {
             let names: Vec<Arc<str>> = self.naming.resolver.names().to_vec();
             let changes = self.naming.hosts.keep_own(&names);
             self.renamed(changes);
-        }
-    }
-
-    /// Tells the event thread which groups a row is in.
-    pub(super) fn group(&mut self, id: RowId, row: &KernelRow, names: &[KnownName], guarded: bool) {
-        let key = &row.key;
-        let groups: Vec<GroupId> = match guarded {
-            true => Vec::new(),
-            false => names
-                .iter()
-                .map(|known| {
-                    self.naming.ids.hash_one((
-                        key.cgroup_id,
-                        key.netns_cookie,
-                        &*known.name,
-                        key.port_be,
-                    ))
-                })
-                .collect(),
-        };
-        let was = if groups.is_empty() {
-            self.naming.grouped.remove(&id)
-        } else {
-            self.naming.grouped.insert(id);
-            true
-        };
-        if was {
-            self.commander.send(Command::Groups(id, groups));
         }
     }
 

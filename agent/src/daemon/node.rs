@@ -12,7 +12,6 @@ use agent_common::{
         EVENT_LIMIT, EVENT_OUR_TIMEOUT, EVENT_RETRY_BUDGET, EVENT_RETRY_DEADLINE,
         EVENT_RETRY_LIMIT, EVENT_WOULD,
     },
-    key::ManualKey,
     row::ROW_PROTECTED,
     verdict::{STATE_FORCED_CLOSED, STATE_FORCED_OPEN},
 };
@@ -24,81 +23,22 @@ use super::{
     journal::{Journal, WallClock},
     latency::Latencies,
     memo::{keeper::Keeper, restore::Restored},
-    named::{self, Naming},
+    named::{self, Naming, Sizes},
+    orders::Orders,
     pause::Pause,
     plan::{Plan, Ticks},
-    reactor::{Command, Commander, Notice, Order, Reactor},
+    reactor::{Command, Commander, Notice, Reactor},
     takeover::Heir,
     tally::{Subject, Tally},
     view,
     waiting::Waiting,
 };
 use crate::{
-    control::api::{self, Event, Timestamp},
-    core::{Nanos, RowId},
+    control::api::{self, Cause, Event, Timestamp},
+    core::{Endpoint, Nanos, RowId},
     kernel::{Kernel, Table, cgroup::Names, clock, events::comm},
-    policy::{self, Config, Destination, DestinationArg, KnownName},
+    policy::{self, Config, Destination},
 };
-
-/// A manual state in force, also for destinations or workloads not seen yet.
-pub struct Standing {
-    /// Of what.
-    pub destination: DestinationArg,
-    /// For whom; `None`: all.
-    pub workload: Option<String>,
-    /// Refused, or held closed.
-    pub trip: bool,
-    /// When it ends.
-    pub until: Nanos,
-    /// When it was asked for.
-    pub since: Timestamp,
-    /// As `until`, for people and for the next agent.
-    pub ends: Timestamp,
-    /// Who asked for it.
-    pub by: String,
-    /// What it has put into the kernel for rows to come.
-    pub keys: Vec<ManualKey>,
-}
-
-impl Standing {
-    /// Whether it is for this destination, which is known by these names, when this workload calls it.
-    pub fn is_for(&self, destination: &Destination, names: &[KnownName], workload: &str) -> bool {
-        let is_it = match &self.destination {
-            DestinationArg::Address(address) => address == destination,
-            DestinationArg::Name { name, port } => {
-                *port == destination.port() && names.iter().any(|known| *known.name == **name)
-            }
-        };
-        is_it
-            && self
-                .workload
-                .as_ref()
-                .is_none_or(|wanted| wanted == workload)
-    }
-
-    /// What the event thread is told.
-    pub fn order(&self) -> Order {
-        if self.trip {
-            Order::Trip(self.until)
-        } else {
-            Order::HoldClosed(self.until)
-        }
-    }
-
-    /// What rows to come begin with.
-    pub fn verdict(&self, errno: u16) -> Verdict {
-        Verdict {
-            generation: 1,
-            errno,
-            state: if self.trip {
-                STATE_FORCED_OPEN
-            } else {
-                STATE_FORCED_CLOSED
-            },
-            flags: 0,
-        }
-    }
-}
 
 /// Where the configuration comes from.
 pub struct Source {
@@ -161,7 +101,8 @@ pub struct Node {
     pub(super) tally: Tally,
     /// Cgroup ids of our own canaries.
     pub hidden: Hidden,
-    pub(super) standing: Vec<Standing>,
+    /// What operators have ordered.
+    pub(super) orders: Orders,
     /// Names of destinations.
     pub(super) naming: Naming,
     /// What came back from the agent before, in a few words.
@@ -231,7 +172,7 @@ impl Node {
             tally,
             hidden,
             restored: restored.said(),
-            standing: restored.standing,
+            orders: restored.orders,
             keeper,
             naming,
             failed_at: Nanos(0),
@@ -272,6 +213,7 @@ impl Node {
                 reason,
                 generation,
                 at,
+                cause,
             } => {
                 let Some(row) = self.shown(id) else { return };
                 self.keeper.changed();
@@ -279,15 +221,36 @@ impl Node {
                 let reason = view::reason(reason);
                 self.tally.transition(id, from, to, reason.kind);
                 let names = named::of_row(&self.naming.hosts, &row);
+                let workload = view::workload(id, &row, &mut self.names);
+                let (cause, by) = match cause {
+                    Some((cause, by)) => (Some(cause), by),
+                    // The kernel has made the row so.
+                    None if matches!(to, api::State::ForcedOpen | api::State::ForcedClosed) => {
+                        let is = Destination::from_key(&row.key);
+                        let trip = to == api::State::ForcedOpen;
+                        let mut orders = self.orders.all().rev();
+                        let order = orders.find(|order| {
+                            order.trip == trip && order.covers(&is, &names, &workload)
+                        });
+                        let cause = order.map(|_| match trip {
+                            true => Cause::Trip,
+                            false => Cause::HoldClosed,
+                        });
+                        (cause, order.map(|order| Arc::clone(&order.by)))
+                    }
+                    None => (None, None),
+                };
                 let event = Event::Breaker {
                     destination: view::destination(id, &row),
                     name: names.first().map(|known| known.name.to_string()),
-                    workload: view::workload(id, &row, &mut self.names),
+                    workload,
                     netns: netns(&row),
                     from,
                     to,
                     reason,
                     generation,
+                    cause,
+                    by: by.map(|by| by.to_string()),
                 };
                 self.journal.publish(WallClock::read().at(at), event);
             }
@@ -338,12 +301,32 @@ impl Node {
             .filter(|row| !self.hidden.contains(row.key.cgroup_id))
     }
 
-    /// A row's policy may depend on its workload and on names, which only we know; and a manual state may
-    /// be waiting for it. Also for rows that exist, when names have changed.
+    /// A row's policy may depend on its workload and on names, which only we know; and an order may be
+    /// waiting for it.
     pub(super) fn new_row(&mut self, id: RowId) {
-        let Some(row) = self.shown(id) else { return };
+        self.look_at_rows([id], false);
+    }
+
+    /// As [`Node::new_row`]; also for rows that exist, when names have changed (`renamed`). The groups of
+    /// all of them are told at once, as they are judged by one another.
+    pub(super) fn look_at_rows(&mut self, ids: impl IntoIterator<Item = RowId>, renamed: bool) {
+        let mut endpoints = Vec::new();
+        let mut sizes = Sizes::default();
+        for id in ids {
+            endpoints.extend(self.look_at_row(id, &mut sizes));
+        }
+        if renamed {
+            endpoints.extend(self.naming.grown(&self.table, &mut sizes));
+        }
+        if !endpoints.is_empty() {
+            self.commander.send(Command::Groups(endpoints));
+        }
+    }
+
+    fn look_at_row(&mut self, id: RowId, sizes: &mut Sizes) -> Option<Endpoint> {
+        let row = self.shown(id)?;
         if id.index == OTHER_ROW || row.created_ns == 0 {
-            return;
+            return None;
         }
         let destination = Destination::from_key(&row.key);
         let workload = self.names.name(row.key.cgroup_id, row.last_pid);
@@ -366,31 +349,26 @@ impl Node {
             self.commander.send(Command::Reconfigure(id));
         }
         let guarded = settings.flags & ROW_PROTECTED != 0;
-        self.group(id, &row, &names, guarded);
         if guarded {
-            return;
+            self.orders.forget(id);
+        } else {
+            let state = Verdict::unpack(row.verdict).state;
+            let forced = matches!(state, STATE_FORCED_OPEN | STATE_FORCED_CLOSED);
+            let now = clock::now();
+            let orders = &mut self.orders;
+            if let Some(order) = orders.tell(id, &destination, &names, &workload, forced, now) {
+                self.commander.send(Command::Manual(vec![(id, order)]));
+            }
         }
-        let now = clock::now();
-        let standing = self.standing.iter().rev().find(|standing| {
-            standing.until > now && standing.is_for(&destination, &names, &workload)
-        });
-        let state = Verdict::unpack(row.verdict).state;
-        if let Some(standing) = standing
-            && state != STATE_FORCED_OPEN
-            && state != STATE_FORCED_CLOSED
-        {
-            let order = standing.order();
-            self.commander.send(Command::Manual(vec![id], order));
-        }
+        let names = if guarded { &[][..] } else { &names };
+        self.naming.endpoint(id, &row.key, names, sizes)
     }
 
     /// Gives the rows of adopted connections what depends on their workload. There may be more of
     /// them than notices have room.
     pub(super) fn adopted(&mut self) {
         let rows: Vec<RowId> = self.table.used().map(|(id, _)| id).collect();
-        for id in rows {
-            self.new_row(id);
-        }
+        self.look_at_rows(rows, false);
     }
 
     fn failure(&mut self, id: RowId, event: &agent_common::Event) {

@@ -33,8 +33,9 @@ use super::{
     canary::Hidden, dialer::Dial, plan::Plan, priority, view::Views, waiting::drain::Drain,
 };
 use crate::{
+    control::api::Cause,
     core::{
-        Action, Correlated, DialTarget, Engine, Event, Full, GroupId, Nanos, ProbeOutcome, Reason,
+        Action, Correlated, DialTarget, Endpoint, Engine, Event, Full, Nanos, ProbeOutcome, Reason,
         RowId, Saved, State, WindowKind,
     },
     kernel::{Table, clock, events},
@@ -61,10 +62,10 @@ pub enum Command {
     Plan(Arc<Plan>),
     /// A row has got other settings.
     Reconfigure(RowId),
-    /// A row is one of the endpoints of these names, and of no others.
-    Groups(RowId, Vec<GroupId>),
-    /// An operator's order for these rows.
-    Manual(Vec<RowId>, Order),
+    /// Each of these rows is one of the endpoints of these names, and of no others.
+    Groups(Vec<Endpoint>),
+    /// An operator's order for each of these rows.
+    Manual(Vec<(RowId, Order)>),
     /// Every breaker in memory; all others are closed.
     Views(oneshot::Sender<Views>),
     /// What of at most so many breakers outlives the agent.
@@ -93,19 +94,30 @@ pub enum Command {
     Stop,
 }
 
-/// An operator's order.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// An operator's order, and who gave it.
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Order {
     /// Refuse until then.
-    Trip(Nanos),
+    Trip(Nanos, Arc<str>),
     /// Let pass until then.
-    HoldClosed(Nanos),
-    /// Start anew.
-    Reset,
+    HoldClosed(Nanos, Arc<str>),
+    /// No order is in force any more.
+    Lift(Ended),
+    /// Start anew; by nobody where the address belongs to another name now.
+    Reset(Option<Arc<str>>),
+}
+
+/// Why an order is in force no longer, other than that it was taken back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ended {
+    /// Its time is over.
+    TimeOver,
+    /// The row's address is not one of its name any more.
+    NotCovered,
 }
 
 /// What the event thread tells the select loop.
-#[derive(Clone, Copy)]
+#[derive(Clone)]
 pub enum Notice {
     /// Something from the kernel: a new row, a failure, refusals.
     Kernel(KernelEvent),
@@ -138,6 +150,8 @@ pub enum Notice {
         generation: u32,
         /// When.
         at: Nanos,
+        /// What an operator has to do with it, and which one.
+        cause: Option<(Cause, Option<Arc<str>>)>,
     },
 }
 
@@ -209,6 +223,7 @@ impl Reactor {
             losses_at: Nanos(0),
             raised_at: Nanos(0),
             limited: HashMap::new(),
+            acting: None,
         };
         let thread = std::thread::Builder::new()
             .name("backstop-events".into())
@@ -274,6 +289,8 @@ struct Worker {
     raised_at: Nanos,
     /// Dials under way for rows on which the limit on retries is in force.
     limited: HashMap<DialTarget, RowId>,
+    /// The order that is being carried out.
+    acting: Option<(RowId, Order)>,
 }
 
 impl Worker {
@@ -484,8 +501,8 @@ impl Worker {
         let until = Nanos(row.verdict_until_ns);
         if first && until > clock::now() {
             match verdict.state {
-                STATE_FORCED_OPEN => self.order(id, Order::Trip(until)),
-                STATE_FORCED_CLOSED => self.order(id, Order::HoldClosed(until)),
+                STATE_FORCED_OPEN => self.force(id, true, until),
+                STATE_FORCED_CLOSED => self.force(id, false, until),
                 _ => {}
             }
         }
@@ -541,6 +558,7 @@ impl Worker {
                         reason,
                         generation,
                         at,
+                        cause: self.cause(row, from, to),
                     });
                 }
                 Action::Bypassed { row, reason, group } => {
@@ -555,6 +573,31 @@ impl Worker {
             }
         }
         self.actions = actions;
+    }
+
+    /// What an operator has to do with a change of state. A reset may close others, too, that share the
+    /// breaker.
+    fn cause(&self, row: RowId, from: State, to: State) -> Option<(Cause, Option<Arc<str>>)> {
+        let acting = self.acting.as_ref();
+        let order = acting.filter(|(id, order)| *id == row || matches!(order, Order::Reset(_)));
+        let was_forced = matches!(from, State::ForcedOpen | State::ForcedClosed);
+        match (order.map(|(_, order)| order), to) {
+            (Some(Order::Trip(_, by)), State::ForcedOpen) => {
+                Some((Cause::Trip, Some(Arc::clone(by))))
+            }
+            (Some(Order::HoldClosed(_, by)), State::ForcedClosed) => {
+                Some((Cause::HoldClosed, Some(Arc::clone(by))))
+            }
+            (Some(Order::Reset(Some(by))), State::Closed) => {
+                Some((Cause::Reset, Some(Arc::clone(by))))
+            }
+            (Some(Order::Reset(None)), State::Closed) => Some((Cause::NewOwner, None)),
+            (Some(Order::Lift(Ended::NotCovered)), State::Closed) => {
+                Some((Cause::NotCovered, None))
+            }
+            (_, State::Closed) if was_forced => Some((Cause::TimeOver, None)),
+            _ => None,
+        }
     }
 
     /// Has connections ended where the policy says so.
@@ -674,12 +717,12 @@ impl Worker {
                         self.known(row);
                     }
                 }
-                Command::Groups(row, groups) => {
-                    let groups = &groups;
-                    self.handle(Event::Groups { row, groups });
+                Command::Groups(endpoints) => {
+                    let endpoints = &endpoints;
+                    self.handle(Event::Groups { endpoints });
                 }
-                Command::Manual(rows, order) => {
-                    for row in rows {
+                Command::Manual(orders) => {
+                    for (row, order) in orders {
                         self.order(row, order);
                     }
                 }
@@ -747,19 +790,31 @@ impl Worker {
         if !self.known(row) {
             return;
         }
+        self.acting = Some((row, order.clone()));
         let last_seqs = self.table.last_seqs(row.index);
-        self.handle(match order {
-            Order::Trip(until) => Event::Trip {
+        match order {
+            Order::Trip(until, _) => self.force(row, true, until),
+            Order::HoldClosed(until, _) => self.force(row, false, until),
+            Order::Lift(_) => self.handle(Event::Lift { row, last_seqs }),
+            Order::Reset(_) => self.handle(Event::Reset { row, last_seqs }),
+        }
+        self.acting = None;
+    }
+
+    fn force(&mut self, row: RowId, trip: bool, until: Nanos) {
+        let last_seqs = self.table.last_seqs(row.index);
+        self.handle(if trip {
+            Event::Trip {
                 row,
                 until,
                 last_seqs,
-            },
-            Order::HoldClosed(until) => Event::HoldClosed {
+            }
+        } else {
+            Event::HoldClosed {
                 row,
                 until,
                 last_seqs,
-            },
-            Order::Reset => Event::Reset { row, last_seqs },
+            }
         });
     }
 }

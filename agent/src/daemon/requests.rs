@@ -1,4 +1,4 @@
-//! What the control server asks of the node: status, manual states, pause, reload.
+//! What the control server asks of the node: status, pause, reload. Operators' orders are in `manual`.
 
 use std::{
     sync::{Arc, atomic::Ordering},
@@ -11,29 +11,23 @@ use tokio::sync::oneshot;
 
 use super::{
     backend::Request,
-    named,
-    node::{Node, Standing},
+    named::{self, Sizes},
+    node::Node,
     plan::{Plan, window_calls},
-    reactor::{Command, Order},
+    reactor::Command,
     scrape, settle,
     view::{Viewer, Views},
+    who,
 };
 use crate::{
-    control::{
-        Manual,
-        api::{
-            ApiError, ConfigAction, ConfigView, Event, ManualResult, PauseResult, Paused, Peer,
-            ReloadResult, StatusEnvelope, Timestamp,
-        },
+    control::api::{
+        ApiError, ConfigAction, ConfigView, Event, PauseResult, Paused, ReloadResult,
+        StatusEnvelope, Timestamp,
     },
-    core::{Nanos, RowId},
-    hosts::table::EVERYWHERE,
+    core::RowId,
     kernel::clock,
     policy::{self, Destination, DestinationArg},
 };
-
-/// Manual states at a time, also the size of the kernel's map of them.
-const MAX_STANDING: usize = 1024;
 
 impl Node {
     /// Answers one request.
@@ -48,20 +42,21 @@ impl Node {
             }
             Request::Manual(destination, workload, action, by, reply) => {
                 let may = self.may_change(None);
+                let by = who::is(by);
                 let done = may.and_then(|()| self.manual(&destination, workload, action, by));
                 let _ = reply.send(done);
             }
             Request::Pause(duration, by, reply) => {
                 let may = self.may_change(None);
-                let _ = reply.send(may.and_then(|()| self.begin_pause(duration, by)));
+                let _ = reply.send(may.and_then(|()| self.begin_pause(duration, who::is(by))));
             }
             Request::Resume(by, reply) => {
                 let may = self.may_change(None);
-                let _ = reply.send(may.and_then(|()| self.resume(Some(by))));
+                let _ = reply.send(may.and_then(|()| self.resume(Some(who::is(by)))));
             }
             Request::Reload(by, reply) => {
                 let answer = self.may_change(None).and_then(|()| {
-                    self.reload(Some(by))
+                    self.reload(Some(who::is(by)))
                         .map_err(|e| ApiError::BadRequest(e.to_string()))
                 });
                 let _ = reply.send(answer);
@@ -100,7 +95,7 @@ impl Node {
             responses: &self.responses,
             hidden: self.hidden.all(),
             leaving: self.evictions.leaving(),
-            standing: &self.standing,
+            orders: &self.orders,
             hosts: &self.naming.hosts,
             now: clock::now(),
         }
@@ -119,7 +114,7 @@ impl Node {
             responses: &self.responses,
             hidden: self.hidden.all(),
             leaving: self.evictions.leaving(),
-            standing: &self.standing,
+            orders: &self.orders,
             hosts: &self.naming.hosts,
             now: clock::now(),
         };
@@ -131,132 +126,24 @@ impl Node {
             })
             .map(|(id, row)| viewer.view(id, &row, &mut self.names))
             .collect();
+        let orders = self.manual_states(wanted, None);
         let mut envelope = StatusEnvelope {
             version: env!("CARGO_PKG_VERSION").to_owned(),
             mode: self.api_mode(),
             uptime_ms: clock::now().0.saturating_sub(self.ready_at.0) / 1_000_000,
             lost_events: self.table.lost_events() + self.reactor.dropped.load(Ordering::Relaxed),
             paused: self.pause.current().cloned(),
+            orders,
             destinations: rows,
         };
         envelope.sort();
         Ok(envelope)
     }
 
-    pub(super) fn manual(
-        &mut self,
-        destination: &DestinationArg,
-        workload: Option<String>,
-        action: Manual,
-        by: Peer,
-    ) -> Result<ManualResult, ApiError> {
-        if self.is_protected(destination) {
-            return Err(ApiError::Conflict(format!(
-                "{destination} is protected ([protected] in the configuration): it is counted, and \
-                 never refused"
-            )));
-        }
-        let mut rows = self.meant(destination);
-        rows.retain(|(_, row)| {
-            !Self::is_guarded(row)
-                && workload.as_ref().is_none_or(|wanted| {
-                    self.names.name(row.key.cgroup_id, row.last_pid) == *wanted
-                })
-        });
-        let rows: Vec<RowId> = rows.into_iter().map(|(id, _)| id).collect();
-        let internal = |e: anyhow::Error| ApiError::Internal(format!("{e:#}"));
-        let (gone, kept) = std::mem::take(&mut self.standing)
-            .into_iter()
-            .partition(|standing| {
-                standing.destination == *destination
-                    && (workload.is_none() || standing.workload == workload)
-            });
-        self.standing = kept;
-        self.take_back(gone);
-        let standing = |trip: bool, duration: Duration| {
-            let nanos = Nanos(u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX));
-            let millis = u64::try_from(duration.as_millis()).unwrap_or(u64::MAX);
-            let since = Timestamp::now();
-            Standing {
-                destination: destination.clone(),
-                workload: workload.clone(),
-                trip,
-                until: clock::now() + nanos,
-                since,
-                ends: Timestamp::from_unix_ms(since.unix_ms().saturating_add(millis)),
-                by: by.to_string(),
-                keys: Vec::new(),
-            }
-        };
-        let mut standing = match action {
-            Manual::Trip(duration) => Some(standing(true, duration)),
-            Manual::HoldClosed(duration) => Some(standing(false, duration)),
-            Manual::Reset => None,
-        };
-        if standing.is_some() && self.standing.len() >= MAX_STANDING {
-            return Err(ApiError::Conflict(format!(
-                "{MAX_STANDING} manual states are in force already; reset some"
-            )));
-        }
-        // For rows that do not exist yet, the kernel itself knows what holds for all workloads.
-        if let Some(standing) = &mut standing {
-            let hosts = &self.naming.hosts;
-            named::put_manual(&mut self.kernel, hosts, &self.plan, standing).map_err(internal)?;
-        }
-        let count = rows.len() as u64;
-        let said = match action {
-            Manual::Trip(duration) => format!("trip for {}", humantime::format_duration(duration)),
-            Manual::HoldClosed(duration) => {
-                format!("hold closed for {}", humantime::format_duration(duration))
-            }
-            Manual::Reset => "reset".to_owned(),
-        };
-        tracing::info!(%destination, workload = workload.as_deref(), %by, "{said}");
-        let order = standing.as_ref().map_or(Order::Reset, Standing::order);
-        self.standing.extend(standing);
-        self.look_up_names();
-        self.keeper.changed();
-        if order == Order::Reset {
-            for id in &rows {
-                self.table.forget_traits(*id);
-            }
-        }
-        self.commander.send(Command::Manual(rows, order));
-        Ok(ManualResult { rows: count })
-    }
-
-    /// Whether a destination, or every address that is known of it, is protected.
-    fn is_protected(&self, destination: &DestinationArg) -> bool {
-        let hosts = &self.naming.hosts;
-        let guarded = |to: &Destination, netns: u64| {
-            let names = hosts.of(netns, &to.addr_bytes());
-            self.plan.config.resolve(to, None, &names).protected
-        };
-        match destination {
-            DestinationArg::Address(address) => guarded(address, EVERYWHERE),
-            DestinationArg::Name { name, port } => {
-                let known = named::destinations(hosts, name, *port);
-                !known.is_empty() && known.iter().all(|((netns, _), to)| guarded(to, *netns))
-            }
-        }
-    }
-
-    /// Manual states that are over: rows to come know nothing of them.
-    pub(super) fn take_back(&mut self, gone: Vec<Standing>) {
-        for key in gone.into_iter().flat_map(|standing| standing.keys) {
-            if self.standing.iter().any(|other| other.keys.contains(&key)) {
-                continue;
-            }
-            if let Err(error) = self.kernel.set_manual(&key, None) {
-                tracing::error!("{error:#}");
-            }
-        }
-    }
-
     pub(super) fn begin_pause(
         &mut self,
         duration: Option<Duration>,
-        by: Peer,
+        by: String,
     ) -> Result<PauseResult, ApiError> {
         let since = Timestamp::now();
         let until = duration.map(|duration| {
@@ -269,7 +156,7 @@ impl Node {
         let paused = Paused {
             since,
             until,
-            by: by.to_string(),
+            by: by.clone(),
         };
         self.pause
             .begin(paused.clone())
@@ -283,15 +170,16 @@ impl Node {
                 Some(until) => format!("every verdict and timeout is off until {until}"),
                 None => "every verdict and timeout is off until resume".to_owned(),
             },
-            by: Some(by.to_string()),
+            by: Some(by),
         });
         Ok(PauseResult {
             paused: Some(paused),
+            ended: None,
         })
     }
 
-    /// Ends the pause, if there is one.
-    pub(super) fn resume(&mut self, by: Option<Peer>) -> Result<PauseResult, ApiError> {
+    /// Ends the pause, if there is one; by nobody: its time is over.
+    pub(super) fn resume(&mut self, by: Option<String>) -> Result<PauseResult, ApiError> {
         let ended = self
             .pause
             .end()
@@ -300,11 +188,18 @@ impl Node {
             self.table.set_mode(self.kernel_mode());
             self.say(Event::Config {
                 action: ConfigAction::Resumed,
-                message: "verdicts and timeouts are on again".to_owned(),
-                by: by.map(|by| by.to_string()),
+                message: match by {
+                    Some(_) => "verdicts and timeouts are on again",
+                    None => "the pause's time is over: verdicts and timeouts are on again",
+                }
+                .to_owned(),
+                by,
             });
         }
-        Ok(PauseResult { paused: None })
+        Ok(PauseResult {
+            paused: None,
+            ended,
+        })
     }
 
     pub(super) fn config(&self) -> ConfigView {
@@ -323,8 +218,7 @@ impl Node {
     ///
     /// # Errors
     /// Every problem in the file.
-    pub fn reload(&mut self, by: Option<Peer>) -> Result<ReloadResult> {
-        let by = by.map(|by| by.to_string());
+    pub fn reload(&mut self, by: Option<String>) -> Result<ReloadResult> {
         let config = match self.source.read() {
             Ok(config) => config,
             Err(error) => {
@@ -394,6 +288,8 @@ impl Node {
         self.look_up_names();
         let hidden = self.hidden.all();
         let rows: Vec<(RowId, KernelRow)> = self.table.used().skip(1).collect();
+        let mut endpoints = Vec::new();
+        let mut sizes = Sizes::default();
         for (id, row) in rows {
             if hidden.contains(&row.key.cgroup_id) {
                 continue;
@@ -404,10 +300,18 @@ impl Node {
             let settings = self.plan.settings_for(&destination, &workload, &names);
             self.table.set_settings(id, settings);
             let guarded = settings.flags & ROW_PROTECTED != 0;
-            self.group(id, &row, &names, guarded);
+            let names = if guarded { &[][..] } else { &names };
+            endpoints.extend(self.naming.endpoint(id, &row.key, names, &mut sizes));
+            if guarded {
+                self.orders.forget(id);
+            }
         }
         self.gave_up_times();
         self.commander.send(Command::Plan(Arc::clone(&self.plan)));
+        self.commander.send(Command::Groups(endpoints));
+        // Errnos may be others, and who is protected.
+        self.enter_orders();
+        self.tell_all_rows();
         let sets_options = self.plan.sets_options();
         if sets_options {
             self.kernel.set_options_lent(true);

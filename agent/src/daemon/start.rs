@@ -130,11 +130,11 @@ async fn serve(
     cgroups: Vec<PathBuf>,
 ) -> Result<()> {
     // Whoever is live on the socket keeps it, and its cgroups, before anything is loaded.
-    let live = match args.takeover {
+    let mut live = match args.takeover {
         true => Live::find(&args.socket).await?,
         false => None,
     };
-    let ends = match &live {
+    let mut ends = match &live {
         Some(live) => {
             let (pid, version) = (live.pid, &live.version);
             tracing::info!(pid, version, "taking over from the agent that is live");
@@ -148,13 +148,29 @@ async fn serve(
         pause.begin(paused)?;
     }
     let state_file = memo::file::path(&args.state_dir);
+    let mut remembered = match &live {
+        // Its state is asked for when it is wanted: until then it changes.
+        Some(_) => None,
+        None => memo::file::read(&state_file)?,
+    };
+    let ordered = match (&live, &remembered) {
+        (Some(live), _) => live.names.clone(),
+        (None, Some(document)) => document.names(),
+        (None, None) => Vec::new(),
+    };
     if let Err(error) = priority::install() {
         tracing::warn!("{error:#}");
     }
 
     // While the programs are loaded, names are looked up.
     let (mut resolver, mut found) = Resolver::start()?;
-    resolver.look_up(config.exact_names());
+    let mut wanted = config.exact_names();
+    for name in ordered {
+        if !wanted.contains(&name) {
+            wanted.push(name);
+        }
+    }
+    resolver.look_up(wanted);
     let ticks = Ticks {
         tick_ns: clock::tick_ns(),
         syn_linear: clock::syn_repeats_are_linear(),
@@ -181,7 +197,7 @@ async fn serve(
     let named_entries = named::entries(&plan, &hosts);
     let entries = [plan.entries.as_slice(), named_entries.as_slice()].concat();
     kernel.set_policies(&plan.settings, &plan.retries, &entries)?;
-    let naming = Naming::new(hosts, resolver, named_entries);
+    let mut naming = Naming::new(hosts, resolver, named_entries);
     table.write_control(Control {
         mode: Mode::OFF,
         agent_pid: std::process::id(),
@@ -222,14 +238,22 @@ async fn serve(
     kernel.set_options_lent(plan.sets_options());
     let journal = Arc::new(Journal::new(events_kept));
     let (handle, mut requests) = Handle::new(Arc::clone(&journal), Arc::clone(&table));
-    let remembered = match &live {
-        Some(live) => Some(
-            live.state()
-                .await
-                .context("ask the live agent for its state")?,
-        ),
-        None => memo::file::read(&state_file)?,
-    };
+    if let Some(before) = &live {
+        match before.state().await {
+            Ok(document) => remembered = Some(document),
+            Err(error) if before.is_gone().await => {
+                tracing::warn!(
+                    pid = before.pid,
+                    "the agent that was to be taken over from has ended ({error:#}); this one starts as an \
+                     ordinary one, with what is in the state directory"
+                );
+                live = None;
+                ends = Some(Ends::open(&args).await?);
+                remembered = memo::file::read(&state_file)?;
+            }
+            Err(error) => return Err(error.context("ask the live agent for its state")),
+        }
+    }
     let keeper = memo::keeper::Keeper::start(state_file)?;
     let restored = match remembered {
         Some(document) => {
@@ -239,7 +263,7 @@ async fn serve(
                 plan: &plan,
                 mount: &mount,
                 cgroups: &cgroups,
-                hosts: &naming.hosts,
+                naming: &mut naming,
                 commander: &commander,
             };
             memo::restore::restore(document, ground).await
@@ -277,10 +301,8 @@ async fn serve(
         restored,
         naming,
     );
-    if !node.standing.is_empty() {
-        // Those of an operator's order that came back.
-        node.look_up_names();
-    }
+    // Those of the operators' orders that came back, and no others.
+    node.look_up_names();
     node.adopted();
     table.set_mode(node.kernel_mode());
     let proofs = prove(&node).await.context("wait for the canaries")?;

@@ -8,6 +8,9 @@
 //! /v1/handover/end`), puts its own socket in place of the old one's, and takes the TCP listener when
 //! that is free.
 //!
+//! Should the old agent end meanwhile (killed, most likely), the new one goes on as an ordinary start: with
+//! the state that it has got already, else with what is in the state directory.
+//!
 //! Until it is told to end, the old agent is in charge and nothing of it has changed, whatever becomes of
 //! the new one. As long as the new one lives, the old one refuses what would change its state (manual
 //! states, pause, reload), so that nothing is said to an agent that is about to end.
@@ -19,6 +22,7 @@
 use std::{
     os::fd::OwnedFd,
     path::Path,
+    sync::Arc,
     time::{Duration, Instant},
 };
 
@@ -51,6 +55,8 @@ pub struct Live {
     pub version: String,
     /// Its pause.
     pub paused: Option<Paused>,
+    /// Names that its operators have given orders for.
+    pub names: Vec<Arc<str>>,
 }
 
 impl Live {
@@ -61,7 +67,14 @@ impl Live {
     /// When there is one that cannot be taken over from. Nothing has changed then.
     pub async fn find(socket: &Path) -> Result<Option<Self>> {
         let client = Client::new(socket).with_patience(PATIENCE);
-        let (handover, _) = match ask(&client).await {
+        let mut answer = ask(&client).await;
+        if let Err(error) = &answer
+            && let Some(ClientError::Broken { .. }) = error.downcast_ref()
+        {
+            // It may have ended in the middle of its answer: then nobody answers now.
+            answer = ask(&client).await;
+        }
+        let (handover, document) = match answer {
             Ok(answer) => answer,
             Err(error) => match error.downcast_ref::<ClientError>() {
                 Some(ClientError::Unreachable { source, .. })
@@ -82,19 +95,27 @@ impl Live {
         };
         let pid = i32::try_from(handover.pid).ok().and_then(Pid::from_raw);
         let pid = pid.context("the agent on the socket names no process of its own")?;
-        let process = pidfd_open(pid, PidfdFlags::empty()).with_context(|| {
-            format!(
-                "the agent on the socket says that it is process {}, which is not to be seen from \
-                 here",
-                handover.pid
-            )
-        })?;
+        let process = match pidfd_open(pid, PidfdFlags::empty()) {
+            Ok(process) => process,
+            // It has ended since, or lives where nobody can see it: then it still answers.
+            Err(_) if is_unreachable(&ask(&client).await) => return Ok(None),
+            Err(error) => {
+                return Err(error).with_context(|| {
+                    format!(
+                        "the agent on the socket says that it is process {}, which is not to be seen \
+                         from here",
+                        handover.pid
+                    )
+                });
+            }
+        };
         Ok(Some(Self {
             client,
             process,
             pid: handover.pid,
             version: handover.version,
             paused: handover.paused,
+            names: document.names(),
         }))
     }
 
@@ -105,6 +126,18 @@ impl Live {
     pub async fn state(&self) -> Result<Document> {
         let (_, document) = ask(&self.client).await?;
         Ok(document)
+    }
+
+    /// Whether it has ended. One that is killed answers no more a moment before.
+    pub async fn is_gone(&self) -> bool {
+        let deadline = Instant::now() + PATIENCE;
+        while Instant::now() < deadline {
+            if has_ended(&self.process) {
+                return true;
+            }
+            tokio::time::sleep(LOOK).await;
+        }
+        false
     }
 
     /// Tells it to end. From here on there is no way back.
@@ -136,6 +169,11 @@ impl Live {
             let _ = pidfd_send_signal(&self.process, Signal::KILL);
         }
     }
+}
+
+fn is_unreachable<T>(answer: &Result<T>) -> bool {
+    let error = answer.as_ref().err().and_then(|error| error.downcast_ref());
+    matches!(error, Some(ClientError::Unreachable { .. }))
 }
 
 async fn ask(client: &Client) -> Result<(Handover, Document)> {

@@ -53,10 +53,9 @@ impl Node {
         }
         self.count_traffic(now);
         self.losses(now);
-        for id in std::mem::take(&mut self.unnamed) {
-            self.new_row(id);
-        }
-        self.expire_standing(now);
+        let unnamed = std::mem::take(&mut self.unnamed);
+        self.look_at_rows(unnamed, false);
+        self.expire_orders(now);
         self.keep().await;
         if let Err(error) = self.evict().await {
             tracing::error!("giving up rows failed: {error:#}");
@@ -224,22 +223,8 @@ impl Node {
             self.lost = lost;
             // Among them may have been new rows.
             let rows: Vec<RowId> = self.table.used().skip(1).map(|(id, _)| id).collect();
-            for id in rows {
-                self.new_row(id);
-            }
+            self.look_at_rows(rows, false);
         }
-    }
-
-    pub(super) fn expire_standing(&mut self, now: Nanos) {
-        if self.standing.iter().all(|standing| standing.until > now) {
-            return;
-        }
-        let (kept, gone) = std::mem::take(&mut self.standing)
-            .into_iter()
-            .partition(|standing| standing.until > now);
-        self.standing = kept;
-        self.take_back(gone);
-        self.look_up_names();
     }
 
     pub(super) async fn evict(&mut self) -> Result<()> {
@@ -263,6 +248,7 @@ impl Node {
                 self.reported.remove(row);
                 self.tally.forget(*row);
                 self.naming.forget(*row);
+                self.orders.forget(*row);
             }
         }
         Ok(())

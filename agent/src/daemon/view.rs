@@ -10,13 +10,14 @@ use agent_common::{
     row::{ROW_LIMITED, ROW_PROTECTED},
 };
 
-use super::{latency::Latencies, named, node::Standing, plan::Plan};
+use super::{latency::Latencies, named, orders::Orders, plan::Plan};
 use crate::{
     control::api::{
         self, Failures, Held, Latency, Rejections, Retry, TimeoutKind, TimeoutsMs, Windows,
     },
     core::{
-        BreakerView, Floor, Nanos, Reason, ReasonKind, RowId, State, WindowKind, WindowStats,
+        BreakerView, Bypass, Floor, Nanos, Reason, ReasonKind, RowId, State, WindowKind,
+        WindowStats,
         traits::{Facts, learned},
         window,
     },
@@ -48,8 +49,8 @@ pub struct Viewer<'a> {
     pub hidden: HashSet<u64>,
     /// Rows on their way out.
     pub leaving: &'a [u32],
-    /// Manual states.
-    pub standing: &'a [Standing],
+    /// What operators have ordered.
+    pub orders: &'a Orders,
     /// Names of destinations.
     pub hosts: &'a HostNames,
     /// CLOCK_MONOTONIC.
@@ -83,6 +84,9 @@ impl Viewer<'_> {
             || exchanges.consecutive > 0
             || connects.trip.is_some()
             || exchanges.trip.is_some();
+        // A row that has recovered since makes no event that the breaker would hear of.
+        let bypassed = view.and_then(|view| view.bypassed).filter(|_| fails);
+        let bypassed = bypassed.map(bypass);
         api::Row {
             manual: view.and_then(|view| self.by_hand(view, row, &known, &workload)),
             destination: destination(id, row),
@@ -100,8 +104,8 @@ impl Viewer<'_> {
             next_probe_in_ms: view.and_then(|view| view.next_probe_at).map(until),
             generation: self.table.verdict(id.index).generation,
             next_redial_in_ms: view.and_then(|view| view.next_redial_at).map(until),
-            // A row that has recovered since makes no event that the breaker would hear of.
-            bypassed_for_safety: fails && view.is_some_and(|view| view.bypassed),
+            bypassed_for_safety: bypassed.is_some(),
+            bypassed_reason: bypassed,
             ramp_ends_in_ms: view.and_then(|view| view.ramp_until).map(until),
             windows: Windows {
                 connects: api::Connects {
@@ -177,12 +181,15 @@ impl Viewer<'_> {
     ) -> Option<api::ByHand> {
         view.manual_until?;
         let destination = Destination::from_key(&row.key);
-        let mut standing = self.standing.iter().rev();
-        let standing = standing.find(|standing| standing.is_for(&destination, names, workload))?;
+        let order = self
+            .orders
+            .in_force(&destination, names, workload, self.now)?;
         Some(api::ByHand {
-            since: standing.since,
-            until: standing.ends,
-            by: standing.by.clone(),
+            since: order.since,
+            until: order.ends,
+            by: order.by.to_string(),
+            destination: order.destination.to_string(),
+            workload: order.workload.clone(),
         })
     }
 
@@ -403,6 +410,14 @@ pub fn state(state: State) -> api::State {
         State::HalfOpen => api::State::HalfOpen,
         State::ForcedOpen => api::State::ForcedOpen,
         State::ForcedClosed => api::State::ForcedClosed,
+    }
+}
+
+/// Why a breaker is bypassed, in the words of the interface.
+pub fn bypass(bypass: Bypass) -> api::Bypass {
+    match bypass {
+        Bypass::Correlated => api::Bypass::Correlated,
+        Bypass::MaxOpenShare => api::Bypass::MaxOpenShare,
     }
 }
 

@@ -299,6 +299,19 @@ impl HostNames {
         places
     }
 
+    /// Addresses of a family that a name has in a namespace.
+    pub fn count(&self, netns: u64, name: &str, v6: bool) -> usize {
+        let has = |place: &Place| {
+            let address = self.addresses.get(place);
+            address.is_some_and(|of| of.names.iter().any(|held| &*held.name == name))
+        };
+        let places = self.addresses.keys().filter(|(of, addr)| {
+            let counts = *of == netns || (*of == EVERYWHERE && !has(&(netns, *addr)));
+            counts && is_v6(addr) == v6 && has(&(*of, *addr))
+        });
+        places.count()
+    }
+
     /// Every address that the agent has resolved a name to, with its own names, in order.
     pub fn own(&self) -> Vec<(IpAddr, Vec<KnownName>)> {
         let mut own: Vec<(IpAddr, Vec<KnownName>)> = self

@@ -12,8 +12,8 @@ use std::sync::Arc;
 use agent_common::key;
 use backstop::core::hung::{AUTO_USUAL, Arrivals, Past, Wait, is_hung};
 use backstop::core::{
-    Action, BreakerSettings, DialTarget, Engine, Event, HungRule, Nanos, ProbeOutcome, RowId,
-    WindowKind,
+    Action, BreakerSettings, DialTarget, Endpoint, Engine, Event, HungRule, Membership, Nanos,
+    ProbeOutcome, RowId, WindowKind,
 };
 use backstop::replay::{self, Shadow};
 
@@ -116,10 +116,20 @@ impl Backstop {
         };
         let (mut engine, mut actions) = (Engine::new(seed), Vec::new());
         // All of them have been called before anything happens: the group is complete.
-        for row in (0..endpoints).map(id).filter(|_| one_name) {
-            let groups = &[1];
-            engine.handle(Event::Groups { row, groups }, Nanos(0), &mut actions);
-        }
+        let membership = Membership {
+            group: 1,
+            addresses: endpoints as u32,
+            v6: false,
+        };
+        let all = (0..endpoints).filter(|_| one_name).map(|row| Endpoint {
+            row: id(row),
+            groups: [membership].into(),
+        });
+        let members: Vec<Endpoint> = all.collect();
+        let group = Event::Groups {
+            endpoints: &members,
+        };
+        engine.handle(group, Nanos(0), &mut actions);
         Self {
             engine,
             settings: Arc::new(BreakerSettings::default()),

@@ -6,8 +6,8 @@ use super::super::{
     units,
 };
 use crate::control::api::{
-    Event, EventRecord, Latency, Mode, Paused, Reason, ReasonKind, Row, State, StatusEnvelope,
-    TimeoutKind, Timestamp, Window,
+    ByHand, Bypass, Cause, Event, EventRecord, Latency, ManualState, Mode, OrderAction, Paused,
+    Reason, ReasonKind, Row, State, StatusEnvelope, TimeoutKind, Timestamp, Window,
     tests::{envelope, explanation, row},
 };
 
@@ -90,6 +90,7 @@ fn busy() -> StatusEnvelope {
     half_open.response_latency_us.max = 1_400_000;
     let mut bypassed = row("10.0.0.7:80");
     bypassed.bypassed_for_safety = true;
+    bypassed.bypassed_reason = Some(Bypass::MaxOpenShare);
     bypassed.workload = "/".into();
     let mut healthy = row("10.0.0.8:80");
     healthy.attempts = 45_600_000;
@@ -248,6 +249,130 @@ fn names_cannot_steer_the_terminal() {
     assert!(!details(&envelope, PLAIN).contains(['\x1b', '\x07']));
 }
 
+/// An order for a destination that nobody has called, and one that is in force.
+#[test]
+fn orders_are_shown_with_or_without_a_row() {
+    let order = |destination: &str, state, workload: Option<&str>, rows| ManualState {
+        destination: destination.to_owned(),
+        state,
+        workload: workload.map(str::to_owned),
+        ends_in_ms: 598_000,
+        since: NOW,
+        by: "uid 0, pid 7 (backstop, from bash 6)".to_owned(),
+        rows,
+    };
+    let typo = order("10.9.9.9:1", State::ForcedOpen, Some("typo/\x07x"), 0);
+    let held = order("db.internal:5432", State::ForcedClosed, None, 4);
+    let mut envelope = envelope(Vec::new());
+    envelope.orders = vec![typo.clone(), held];
+    let lines = "\
+By hand, 2 orders, newest first (that is in force for a row):
+  10.9.9.9:1 refused for another 9m 58s, workload typo/?x: no row
+    since 11-28 12:03:04.123 UTC by uid 0, pid 7 (backstop, from bash 6)
+  db.internal:5432 held closed for another 9m 58s, all workloads: 4 rows
+    since 11-28 12:03:04.123 UTC by uid 0, pid 7 (backstop, from bash 6)
+";
+    for text in [table(&envelope, PLAIN), details(&envelope, PLAIN)] {
+        assert!(text.contains(lines), "{text}");
+    }
+    envelope.orders = vec![typo; 13];
+    let text = table(&envelope, PLAIN);
+    assert_eq!(text.matches("10.9.9.9:1").count(), 10);
+    assert!(text.contains("  and 3 more, see backstop status --json\n"));
+}
+
+#[test]
+fn why_a_row_is_bypassed() {
+    let mut row = row("10.0.0.7:80");
+    row.bypassed_for_safety = true;
+    row.name = Some("web.internal".to_owned());
+    row.manual = Some(ByHand {
+        since: NOW,
+        until: Timestamp::from_unix_ms(NOW.unix_ms() + 90_000),
+        by: "uid 0, pid 7".to_owned(),
+        destination: "web.internal:80".to_owned(),
+        workload: None,
+    });
+    for (reason, said) in [
+        (
+            Bypass::MaxOpenShare,
+            "so many endpoints of web.internal refuse already (max_open_share)",
+        ),
+        (
+            Bypass::Correlated,
+            "most destinations fail at once (correlated)",
+        ),
+    ] {
+        row.bypassed_reason = Some(reason);
+        let text = details(&envelope(vec![row.clone()]), PLAIN);
+        assert!(text.contains(said), "{text}");
+        let by = "  by hand      by the order for web.internal:80, all workloads, since 11-28 \
+                  12:03:04.123 UTC by uid 0, pid 7, for another 1m 30s\n";
+        assert!(text.contains(by), "{text}");
+    }
+}
+
+#[test]
+fn events_of_orders_say_who() {
+    let by = || "uid 0, pid 7 (backstop, from bash 6)".to_owned();
+    let order = |action, until, rows, orders| {
+        text(Event::Order {
+            action,
+            destination: "10.0.0.5:5432".to_owned(),
+            workload: None,
+            until,
+            rows,
+            orders,
+            by: by(),
+        })
+    };
+    let until = Some(Timestamp::from_unix_ms(NOW.unix_ms() + 600_000));
+    let begin = "11-28 12:03:04.123  order         10.0.0.5:5432          ";
+    let said = [
+        (
+            order(OrderAction::Trip, until, 0, 0),
+            "to be refused for 10m by uid 0, pid 7 (backstop, from bash 6): 0 rows",
+        ),
+        (
+            order(OrderAction::HoldClosed, until, 1, 0),
+            "to be held closed for 10m by uid 0, pid 7 (backstop, from bash 6): 1 row",
+        ),
+        (
+            order(OrderAction::Reset, None, 4, 1),
+            "reset by uid 0, pid 7 (backstop, from bash 6): 1 order taken back, 4 rows closed",
+        ),
+        (
+            order(OrderAction::TimeOver, None, 4, 0),
+            "the time of the order by uid 0, pid 7 (backstop, from bash 6) is over: 4 rows",
+        ),
+    ];
+    for (line, what) in said {
+        assert_eq!(line, format!("{begin}{what}  (all workloads)"));
+    }
+    let breaker = |cause, by| {
+        text(Event::Breaker {
+            destination: "10.0.0.5:5432".to_owned(),
+            name: None,
+            workload: "w".to_owned(),
+            netns: None,
+            from: State::ForcedOpen,
+            to: State::Closed,
+            reason: Reason::NONE,
+            generation: 4,
+            cause: Some(cause),
+            by,
+        })
+    };
+    let line = breaker(Cause::Reset, Some(by()));
+    let end = "forced_open -> closed  reset by uid 0, pid 7 (backstop, from bash 6)  (w)";
+    assert!(line.ends_with(end), "{line}");
+    let line = breaker(Cause::TimeOver, None);
+    assert!(
+        line.ends_with("closed  the order's time is over  (w)"),
+        "{line}"
+    );
+}
+
 fn text(event: Event) -> String {
     event_text::line(&EventRecord { time: NOW, event })
 }
@@ -265,6 +390,8 @@ fn event_lines() {
         to: State::Open,
         reason: consecutive(),
         generation: 4,
+        cause: None,
+        by: None,
     });
     assert_eq!(
         breaker,
@@ -355,8 +482,8 @@ fn an_explanation() {
   policy       orders-db: destination 10.0.0.0/8:5432 matches
   file         /etc/backstop/backstop.toml
   protected    no
-  by hand      refused for all workloads since 11-28 12:03:04.123 UTC by uid 0, pid 4711, for
-               another 1m 30s
+  by hand      10.0.0.5:5432 refused for another 1m 30s, all workloads: 1 row; since 11-28
+               12:03:04.123 UTC by uid 0, pid 4711
 
 Policies, the one that applies first
   applies   orders-db  destination 10.0.0.0/8:5432 matches (line 12)

@@ -39,6 +39,38 @@ words! {
 }
 
 words! {
+    /// What an operator has to do with a change of a breaker's state.
+    Cause {
+        /// An order to refuse.
+        Trip = "trip",
+        /// An order to let pass.
+        HoldClosed = "hold_closed",
+        /// Reset by hand.
+        Reset = "reset",
+        /// The order's time is over.
+        TimeOver = "time_over",
+        /// The order is for a name, and the address is not one of that name any more.
+        NotCovered = "not_covered",
+        /// The address belongs to another name now: the breaker starts anew.
+        NewOwner = "new_owner",
+    }
+}
+
+words! {
+    /// What became of an operator's order.
+    OrderAction {
+        /// It was given: refuse.
+        Trip = "trip",
+        /// It was given: let pass.
+        HoldClosed = "hold_closed",
+        /// A destination was reset, and orders for it taken back.
+        Reset = "reset",
+        /// Its time is over.
+        TimeOver = "time_over",
+    }
+}
+
+words! {
     /// What the agent did not do so as not to harm.
     SafetyAction {
         /// A breaker stays closed because too many of its kind are open.
@@ -80,6 +112,29 @@ pub enum Event {
         to: State,
         reason: Reason,
         generation: u32,
+        /// What an operator has to do with it, if one has: an addition, as is the next one.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        cause: Option<Cause>,
+        /// Who that was.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        by: Option<String>,
+    },
+    /// An operator has given an order or taken it back, or its time is over; whether there is a row or not.
+    /// An addition to the first version of the format.
+    Order {
+        action: OrderAction,
+        /// Address or name and port, as it was written.
+        destination: String,
+        /// `None`: all workloads.
+        workload: Option<String>,
+        /// Given: when it ends by itself.
+        until: Option<Timestamp>,
+        /// Rows that it concerned at that moment.
+        rows: u64,
+        /// Reset: orders that were taken back.
+        orders: u64,
+        /// Who gave or took it back; of one whose time is over, who had given it.
+        by: String,
     },
     /// A timeout fired, or would have (`mode` is observe).
     Timeout {
@@ -211,6 +266,7 @@ impl Event {
     pub const fn kind(&self) -> &'static str {
         match self {
             Self::Breaker { .. } => "breaker",
+            Self::Order { .. } => "order",
             Self::Timeout { .. } => "timeout",
             Self::Rejected { .. } => "rejected",
             Self::Drained { .. } => "drained",

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{Mode, Paused, Row, State, Timestamp, words};
+use super::{ManualState, Mode, Paused, Row, words};
 
 /// The whole of `explain --json` and of `GET /v1/explain`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -35,7 +35,8 @@ pub struct Explanation {
     pub candidates: Vec<Candidate>,
     /// Every setting of the policy that applies, in the order of the built-in configuration.
     pub settings: Vec<Setting>,
-    /// Manual states that are in force for the destination, also for workloads not seen yet.
+    /// Operators' orders for the destination, newest first, however they spell it; also for workloads not
+    /// seen yet. For a row the newest that is for its workload is in force.
     pub manual: Vec<ManualState>,
     /// Rows that exist now: of the workload, or of all.
     pub rows: Vec<ExplainedRow>,
@@ -104,21 +105,6 @@ pub struct Setting {
     pub line: Option<u64>,
     /// Why it has no effect here; `None`: it has.
     pub inert: Option<String>,
-}
-
-/// A state that an operator has set.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct ManualState {
-    /// `forced_open` or `forced_closed`.
-    pub state: State,
-    /// For whom; `None`: all.
-    pub workload: Option<String>,
-    /// When it ends by itself, ms.
-    pub ends_in_ms: u64,
-    /// When it was asked for.
-    pub since: Timestamp,
-    /// Who asked for it.
-    pub by: String,
 }
 
 /// A row that exists, and what the agent has learned about it.

@@ -74,6 +74,10 @@ pub struct StatusEnvelope {
     pub lost_events: u64,
     /// The pause in force; an addition to the first version of the format.
     pub paused: Option<Paused>,
+    /// Operators' orders, newest first, with or without a row; of one destination, those for it. An addition
+    /// to the first version of the format.
+    #[serde(default)]
+    pub orders: Vec<ManualState>,
     /// One row per workload, network namespace and destination, worst first.
     pub destinations: Vec<Row>,
 }
@@ -97,6 +101,37 @@ pub struct Paused {
     pub by: String,
 }
 
+words! {
+    /// Why a breaker that should be open, or was, is closed.
+    Bypass {
+        /// Most destinations fail at once.
+        Correlated = "correlated",
+        /// Too many endpoints of its name refuse already.
+        MaxOpenShare = "max_open_share",
+    }
+}
+
+/// An operator's order that stands.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ManualState {
+    /// Address or name and port, as it was written.
+    #[serde(default)]
+    pub destination: String,
+    /// `forced_open` or `forced_closed`.
+    pub state: State,
+    /// For whom; `None`: all.
+    pub workload: Option<String>,
+    /// When it ends by itself, ms.
+    pub ends_in_ms: u64,
+    /// When it was asked for.
+    pub since: Timestamp,
+    /// Who asked for it.
+    pub by: String,
+    /// Rows that it is in force for: not where a newer one is.
+    #[serde(default)]
+    pub rows: u64,
+}
+
 /// A manual state: who asked for it, and when it ends by itself.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ByHand {
@@ -106,6 +141,13 @@ pub struct ByHand {
     pub until: Timestamp,
     /// Who asked for it, as the kernel vouches for the other end of the socket.
     pub by: String,
+    /// The destination of the order, as it was written: an address, or a name; an addition, as is the next
+    /// one.
+    #[serde(default)]
+    pub destination: String,
+    /// Its workload; `None`: all.
+    #[serde(default)]
+    pub workload: Option<String>,
 }
 
 /// One breaker with its counters. Counters are cumulative since the row exists.
@@ -135,6 +177,9 @@ pub struct Row {
     pub next_redial_in_ms: Option<u64>,
     /// It would be open, but too much else is.
     pub bypassed_for_safety: bool,
+    /// Why; `None` unless it is. An addition to the first version of the format.
+    #[serde(default)]
+    pub bypassed_reason: Option<Bypass>,
     /// Closed a moment ago: until all connects pass and not only a share, ms; an addition, as is the
     /// next one.
     #[serde(default)]

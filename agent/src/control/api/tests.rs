@@ -42,6 +42,7 @@ pub(crate) fn row(destination: &str) -> Row {
         generation: 3,
         next_redial_in_ms: None,
         bypassed_for_safety: false,
+        bypassed_reason: None,
         ramp_ends_in_ms: None,
         manual: None,
         windows: Windows::default(),
@@ -82,6 +83,7 @@ pub(crate) fn envelope(destinations: Vec<Row>) -> StatusEnvelope {
         uptime_ms: 11_520_000,
         lost_events: 0,
         paused: None,
+        orders: Vec::new(),
         destinations,
     }
 }
@@ -152,6 +154,8 @@ pub(crate) fn explanation(destination: &str, workload: Option<&str>) -> Explanat
             ),
         ],
         manual: vec![ManualState {
+            destination: destination.to_owned(),
+            rows: 1,
             state: State::ForcedOpen,
             workload: None,
             ends_in_ms: 90_000,
@@ -201,10 +205,12 @@ fn event(event: Event) -> String {
 #[test]
 fn the_envelope_has_the_keys_of_the_contract_in_their_order() {
     let mut ours = keys(&serde_json::to_string(&envelope(vec![row("10.0.0.5:5432")])).unwrap());
-    // Additions: after lost_events, after bypassed_for_safety (two), after stale (two), after would_reject
+    // Additions: after lost_events (two), after bypassed_for_safety (three), after stale (two), after would_reject
     // (three, the last with keys of its own), and two at the end of retry.
     assert_eq!(ours.remove(4), (1, "paused".to_owned()));
+    assert_eq!(ours.remove(4), (1, "orders".to_owned()));
     let added = [
+        "bypassed_reason",
         "ramp_ends_in_ms",
         "manual",
         "throttled",
@@ -313,6 +319,8 @@ fn events_have_the_keys_of_the_contract() {
             threshold: 5.0,
         },
         generation: 4,
+        cause: None,
+        by: None,
     });
     assert_eq!(
         breaker,

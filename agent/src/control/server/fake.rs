@@ -118,7 +118,11 @@ impl Backend for Fake {
         ready(if destination == "10.0.0.53:53" {
             Err(ApiError::Conflict("10.0.0.53:53 is protected".to_owned()))
         } else {
-            Ok(ManualResult { rows: 2 })
+            Ok(ManualResult {
+                rows: 2,
+                taken_back: u64::from(action == Manual::Reset),
+                left: Vec::new(),
+            })
         })
     }
 
@@ -130,12 +134,16 @@ impl Backend for Fake {
                 until: None,
                 by: by.to_string(),
             }),
+            ended: None,
         }))
     }
 
     fn resume(&self, _: Peer) -> Answer<PauseResult> {
         self.note("resume".to_owned());
-        ready(Ok(PauseResult { paused: None }))
+        ready(Ok(PauseResult {
+            paused: None,
+            ended: None,
+        }))
     }
 
     fn reload(&self, _: Peer) -> Answer<ReloadResult> {

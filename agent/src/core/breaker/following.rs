@@ -50,7 +50,7 @@ impl Breaker {
 
     /// Whether it has just been found healthy, and has not merely given way.
     pub(in crate::core) fn has_healed(&self) -> bool {
-        self.state == State::Closed && !self.bypassed
+        self.state == State::Closed && self.bypassed.is_none()
     }
 
     /// The round under way.

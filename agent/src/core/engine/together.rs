@@ -1,14 +1,28 @@
 //! Breakers that concern one another: endpoints of one name, and rows that share one breaker.
 
+use std::collections::BTreeSet;
+
 use super::{Action, Breaker, Engine, Full, GroupId, Place, RowId, State};
-use crate::core::groups::may_be_open;
+use crate::core::groups::{Endpoint, Refusal, may_be_open};
 
 impl Engine {
+    /// These rows are endpoints of other names than before, or of names with more or fewer addresses.
+    pub(super) fn regroup(&mut self, endpoints: &[Endpoint], out: &mut Vec<Action>) {
+        let mut touched = BTreeSet::new();
+        for endpoint in endpoints {
+            let refusal = self.state(endpoint.row).map(Refusal::of);
+            touched.extend(self.groups.leave(endpoint.row.index));
+            self.groups.set(endpoint, refusal.unwrap_or_default());
+            touched.extend(self.groups.of(endpoint.row.index));
+        }
+        let touched: Vec<GroupId> = touched.into_iter().collect();
+        self.keep_shares(&touched, out);
+    }
+
     /// See [`Engine::keep_shares`]; of the groups of a row.
     pub(super) fn keep_shares_of(&mut self, index: u32, out: &mut Vec<Action>) {
         let groups = self.groups.of(index);
         if !groups.is_empty() {
-            let groups = groups.to_vec();
             self.keep_shares(&groups, out);
         }
     }

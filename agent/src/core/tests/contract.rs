@@ -267,7 +267,8 @@ fn rule_16_failures_of_most_destinations_at_once_open_nothing_more() {
     }
     for index in 0..5 {
         let view = engine.view(row(index), now).unwrap();
-        assert_eq!((view.state, view.bypassed), (State::Closed, true));
+        let closed = (State::Closed, Some(Bypass::Correlated));
+        assert_eq!((view.state, view.bypassed), closed);
     }
     let said = out
         .iter()

@@ -101,7 +101,7 @@ fn four_of_five_failing_is_said_once_and_opens_nothing_more() {
         many.fail(index, 10);
         assert_eq!(many.state(index), State::Closed);
         let view = many.engine.view(row(index), many.now).unwrap();
-        assert!(view.bypassed, "{view:?}");
+        assert_eq!(view.bypassed, Some(Bypass::Correlated), "{view:?}");
     }
     assert_eq!(many.said().len(), 1, "once");
     assert_eq!(many.state(0), State::Open, "what is open stays so");
@@ -196,7 +196,7 @@ fn it_ends_when_it_has_been_calm_and_breakers_open_again() {
     assert!(!last.begins, "{last:?}");
     assert_eq!(many.said().len(), 2);
     let view = many.engine.view(row(1), many.now).unwrap();
-    assert!(!view.bypassed);
+    assert_eq!(view.bypassed, None);
     many.traffic(6);
     many.fail(1, 5);
     assert_eq!(many.state(1), State::Open);

@@ -40,6 +40,19 @@ enum How {
     Badly,
 }
 
+/// A row in these groups, of which so many IPv4 addresses are known.
+fn endpoint(index: u32, groups: &[GroupId], addresses: u32) -> Endpoint {
+    let membership = |group: &GroupId| Membership {
+        group: *group,
+        addresses,
+        v6: false,
+    };
+    Endpoint {
+        row: row(index),
+        groups: groups.iter().map(membership).collect(),
+    }
+}
+
 /// One window of a row's calls as the kernel keeps them.
 struct Ring {
     window: CallWindow,

@@ -193,6 +193,7 @@ fn any_saved() -> impl Strategy<Value = Saved> {
                 window,
                 ..Reason::probe_failed(window)
             },
+            bypassed: Some(Bypass::MaxOpenShare),
             generation,
             until: t[1],
             cooldown: t[2],

@@ -367,10 +367,10 @@ fn a_full_group_is_not_cut_off_for_another_workload() {
         settings: Arc::default(),
         generation: 0,
     });
-    for index in [1, 9] {
-        let row = row(index);
-        node.handle(Event::Groups { row, groups: &[7] });
-    }
+    let endpoints = [1, 9].map(|index| endpoint(index, &[7], 0));
+    node.handle(Event::Groups {
+        endpoints: &endpoints,
+    });
     node.trip(1);
     node.reset(1);
     let until = node.now + secs(600);

@@ -31,6 +31,7 @@ enum Kind {
     Trip,
     HoldClosed,
     Reset,
+    Lift,
     Named,
     Forget,
     DeadlineEarly,
@@ -69,13 +70,14 @@ fn kinds_of(event: &Event<'_>) -> &'static [Kind] {
         Event::Trip { .. } => &[Trip],
         Event::HoldClosed { .. } => &[HoldClosed],
         Event::Reset { .. } => &[Reset],
+        Event::Lift { .. } => &[Lift],
         Event::Groups { .. } => &[Named],
         Event::Forget { .. } => &[Forget],
         Event::Deadline => &[DeadlineEarly, DeadlineDue],
     }
 }
 
-const KINDS: [Kind; 28] = [
+const KINDS: [Kind; 29] = [
     ConfiguredAgain,
     ConfiguredOff,
     CallsHealthy,
@@ -100,6 +102,7 @@ const KINDS: [Kind; 28] = [
     Trip,
     HoldClosed,
     Reset,
+    Lift,
     Named,
     Forget,
     DeadlineEarly,
@@ -156,6 +159,7 @@ fn next(kind: Kind) -> [Option<State>; State::ALL.len()] {
         Trip             => [FO,    FO,   FO,   FO,   FO],
         HoldClosed       => [FC,    FC,   FC,   FC,   FC],
         Reset            => [C,     C,    C,    C,    C],
+        Lift             => [C,     O,    H,    C,    C],
         Named            => [C,     O,    H,    FO,   FC],
         Forget           => [GONE,  GONE, GONE, GONE, GONE],
         DeadlineEarly    => [C,     O,    H,    FO,   FC],
@@ -255,10 +259,15 @@ fn send(one: &mut One, kind: Kind) {
             row: ROW,
             last_seqs,
         },
-        Named => Event::Groups {
+        Lift => Event::Lift {
             row: ROW,
-            groups: &[1],
+            last_seqs,
         },
+        Named => {
+            let endpoints = &[endpoint(ROW.index, &[1], 0)];
+            one.handle(Event::Groups { endpoints });
+            Event::Groups { endpoints: &[] }
+        }
         Forget => Event::Forget { row: ROW },
         DeadlineEarly => Event::Deadline,
         DeadlineDue => {

@@ -4,18 +4,22 @@ use std::{
     fs,
     io::{BufWriter, Read as _, Write as _},
     path::{Path, PathBuf},
+    sync::Arc,
 };
 
 use anyhow::{Context as _, Result, ensure};
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    control::api::{Reason, ReasonKind, State, Timestamp, Window},
+    control::api::{Bypass, Reason, ReasonKind, State, Timestamp, Window},
     core::{self, Nanos, Saved},
+    policy::DestinationArg,
 };
 
 /// The form below; another one is set aside.
-const VERSION: u32 = 1;
+const VERSION: u32 = 2;
+/// The form before it is read, too: it lacks `bypassed`, and its manual states mean the same.
+const OLDEST: u32 = 1;
 
 /// A file that is larger is none of ours: so many breakers with full windows take 18 MiB.
 const LARGEST: u64 = 32 << 20;
@@ -80,6 +84,8 @@ pub struct Breaker {
     pub state: State,
     pub since_ns: u64,
     pub reason: Reason,
+    #[serde(default)]
+    pub bypassed: Option<Bypass>,
     pub generation: u32,
     pub until_ns: u64,
     pub cooldown_ns: u64,
@@ -97,6 +103,7 @@ impl From<&Saved> for Breaker {
             state: super::super::view::state(saved.state),
             since_ns: saved.since.0,
             reason: super::super::view::reason(saved.reason),
+            bypassed: saved.bypassed.map(super::super::view::bypass),
             generation: saved.generation,
             until_ns: saved.until.0,
             cooldown_ns: saved.cooldown.0,
@@ -136,6 +143,10 @@ impl From<&Breaker> for Saved {
                 value: kept.reason.value,
                 threshold: kept.reason.threshold,
             },
+            bypassed: kept.bypassed.map(|bypassed| match bypassed {
+                Bypass::Correlated => core::Bypass::Correlated,
+                Bypass::MaxOpenShare => core::Bypass::MaxOpenShare,
+            }),
             generation: kept.generation,
             until: Nanos(kept.until_ns),
             cooldown: Nanos(kept.cooldown_ns),
@@ -149,11 +160,11 @@ impl From<&Breaker> for Saved {
     }
 }
 
-/// A manual state.
+/// A manual state. In the file the oldest is the first: of those that cover a row the newest is in force.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Manual {
-    /// Address and port.
+    /// Address, or name, and port.
     pub destination: String,
     /// For whom; `None`: all.
     pub workload: Option<String>,
@@ -181,7 +192,19 @@ impl Document {
 
     /// Whether it is of the form that this agent knows.
     pub fn is_known(&self) -> bool {
-        self.version == VERSION
+        (OLDEST..=VERSION).contains(&self.version)
+    }
+
+    /// Names that manual states are for.
+    pub fn names(&self) -> Vec<Arc<str>> {
+        let names =
+            self.manual
+                .iter()
+                .filter_map(|manual| match manual.destination.parse().ok()? {
+                    DestinationArg::Name { name, .. } => Some(name.into()),
+                    DestinationArg::Address(_) => None,
+                });
+        names.collect()
     }
 
     /// Whether there is anything in it.
@@ -250,8 +273,8 @@ fn parse(bytes: &[u8]) -> Result<Document> {
     );
     let Form { version } = serde_json::from_slice(bytes).context("not a state of an agent")?;
     ensure!(
-        version == VERSION,
-        "form {version}, where this agent knows form {VERSION}"
+        (OLDEST..=VERSION).contains(&version),
+        "form {version}, where this agent knows forms {OLDEST} to {VERSION}"
     );
     serde_json::from_slice(bytes).context("not a state of an agent")
 }
@@ -300,6 +323,7 @@ mod tests {
                 value: 0.6,
                 threshold: 0.5,
             },
+            bypassed: None,
             generation: 3,
             until_ns: u64::MAX,
             cooldown_ns: 60_000_000_000,
@@ -368,8 +392,9 @@ mod tests {
             String::new(),
             "{half".to_owned(),
             "[]".to_owned(),
-            "{\"version\":1}".to_owned(),
-            good.replace("\"version\":1", "\"version\":2"),
+            "{\"version\":2}".to_owned(),
+            good.replace("\"version\":2", "\"version\":3"),
+            good.replace("\"version\":2", "\"version\":0"),
             good.replace("\"pid\":7", "\"pid\":-7"),
             good.replace("\"pid\":7", "\"pid\":7,\"more\":1"),
             good[..good.len() - 1].to_owned(),

@@ -171,15 +171,15 @@ impl Node {
                 breaker: (&saved).into(),
             });
         }
-        let standing = self.standing.iter().filter(|standing| standing.until > now);
-        document.manual = standing
-            .map(|standing| Manual {
-                destination: standing.destination.to_string(),
-                workload: standing.workload.clone(),
-                trip: standing.trip,
-                since: standing.since,
-                until: standing.ends,
-                by: standing.by.clone(),
+        let orders = self.orders.all().filter(|order| order.until > now);
+        document.manual = orders
+            .map(|order| Manual {
+                destination: order.destination.to_string(),
+                workload: order.workload.clone(),
+                trip: order.trip,
+                since: order.since,
+                until: order.ends,
+                by: order.by.to_string(),
             })
             .collect();
         document

@@ -26,8 +26,8 @@ use crate::{
     control::api::{FOR_MAX, Timestamp, check_workload},
     core::{Nanos, Saved, WindowKind},
     daemon::{
-        named::put_manual,
-        node::Standing,
+        named::{Naming, Sizes},
+        orders::{MOST, Orders, Standing},
         plan::Plan,
         reactor::{Command, Commander},
     },
@@ -43,8 +43,8 @@ const TOO_OLD: Nanos = Nanos::from_secs(600);
 /// What came back.
 #[derive(Default)]
 pub struct Restored {
-    /// Manual states in force.
-    pub standing: Vec<Standing>,
+    /// What operators have ordered.
+    pub orders: Orders,
     /// Breakers that are not closed.
     pub open: usize,
     /// Rows in all.
@@ -54,14 +54,14 @@ pub struct Restored {
 impl Restored {
     /// In a few words; `None`: nothing came back.
     pub fn said(&self) -> Option<String> {
-        if self.rows == 0 && self.standing.is_empty() {
+        if self.rows == 0 && self.orders.is_idle() {
             return None;
         }
         Some(format!(
             "came back from the agent before: {} breakers, {} of them not closed; {} manual states",
             self.rows,
             self.open,
-            self.standing.len()
+            self.orders.all().count()
         ))
     }
 }
@@ -77,7 +77,7 @@ pub struct Ground<'a> {
     /// What is watched.
     pub cgroups: &'a [PathBuf],
     /// Names that the agent has resolved.
-    pub hosts: &'a HostNames,
+    pub naming: &'a mut Naming,
     /// The event thread.
     pub commander: &'a Commander,
 }
@@ -90,15 +90,21 @@ pub async fn restore(document: Document, ground: Ground<'_>) -> Restored {
         plan,
         mount,
         cgroups,
-        hosts,
+        naming,
         commander,
     } = ground;
     let mut restored = Restored::default();
-    for manual in document.manual {
-        match standing(manual, now, plan, hosts, kernel) {
-            Ok(standing) => restored.standing.extend(standing),
+    let orders = &mut restored.orders;
+    for manual in document.manual.into_iter().take(MOST) {
+        match standing(manual, now, plan, &naming.hosts) {
+            Ok(order) => order.into_iter().for_each(|order| {
+                orders.give(order);
+            }),
             Err(error) => tracing::warn!("a manual state does not come back: {error:#}"),
         }
+    }
+    if let Err(error) = orders.enter(kernel, &naming.hosts, plan) {
+        tracing::warn!("manual states for rows to come: {error:#}");
     }
     let age = now - Nanos(document.written_ns);
     let boot = document.boot.clone();
@@ -117,11 +123,14 @@ pub async fn restore(document: Document, ground: Ground<'_>) -> Restored {
     // Room is left for destinations to come: from 90 % on, rows are given up.
     let room = (table.len() - 1) as usize * 3 / 4;
     let mut breakers = Vec::new();
-    let mut orders = Vec::new();
+    let mut told = Vec::new();
+    let mut endpoints = Vec::new();
+    let mut sizes = Sizes::default();
     for kept in document.breakers.iter().take(room) {
+        let hosts = &naming.hosts;
         let made = row(kept, &cookies, &mount, &cgroups, plan, hosts, now)
-            .and_then(|(row, destination)| Some((kernel.make_row(row)?, destination)));
-        let Some((id, destination)) = made else {
+            .and_then(|(row, to)| Some((kernel.make_row(row)?, row.key, to)));
+        let Some((id, key, destination)) = made else {
             continue;
         };
         let mut saved = Saved::from(&kept.breaker);
@@ -140,22 +149,23 @@ pub async fn restore(document: Document, ground: Ground<'_>) -> Restored {
             // A floor above the last call would hide those to come.
             saved.floor_seqs[place] = saved.floor_seqs[place].min(calls.last);
         }
-        let manual = restored.standing.iter().rev().find(|standing| {
-            let names = names_of(kept, &destination, hosts);
-            standing.is_for(&destination, &names, &kept.workload)
-        });
-        if let Some(manual) = manual {
-            orders.push((id, manual.order()));
-        }
+        let names = names_of(kept, &destination, hosts);
+        let order = orders.tell(id, &destination, &names, &kept.workload, false, now);
+        told.extend(order.map(|order| (id, order)));
+        endpoints.extend(naming.endpoint(id, &key, &names, &mut sizes));
         breakers.push((id, saved));
     }
     restored.rows = breakers.len();
     let (reply, answer) = oneshot::channel();
     commander.send(Command::Restore(breakers, reply));
     restored.open = answer.await.unwrap_or(0);
-    for (id, order) in orders {
-        commander.send(Command::Manual(vec![id], order));
-    }
+    // All of them at once: in the middle too many of a group would seem to be open.
+    commander.send(Command::Groups(endpoints));
+    commander.send(Command::Manual(told));
+    // Commands are handled in order: with this answer they are in force, before anything is attached.
+    let (reply, answer) = oneshot::channel();
+    commander.send(Command::Save(0, reply));
+    let _ = answer.await;
     restored
 }
 
@@ -165,7 +175,6 @@ fn standing(
     now: Nanos,
     plan: &Plan,
     hosts: &HostNames,
-    kernel: &mut Kernel,
 ) -> Result<Option<Standing>> {
     let left = Timestamp::now().until(manual.until).min(FOR_MAX);
     let destination: DestinationArg = manual.destination.parse()?;
@@ -180,18 +189,15 @@ fn standing(
     if left.is_zero() || protected {
         return Ok(None);
     }
-    let mut standing = Standing {
+    Ok(Some(Standing {
         destination,
-        keys: Vec::new(),
         workload: manual.workload,
         trip: manual.trip,
         until: now + Nanos(u64::try_from(left.as_nanos()).unwrap_or(u64::MAX)),
         since: manual.since,
         ends: manual.until,
-        by: manual.by,
-    };
-    put_manual(kernel, hosts, plan, &mut standing)?;
-    Ok(Some(standing))
+        by: manual.by.into(),
+    }))
 }
 
 /// Names of a kept breaker's address. Of those that programs are told, none is known yet.
