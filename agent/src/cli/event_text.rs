@@ -111,9 +111,10 @@ fn what(event: &Event) -> String {
             ..
         } => {
             format!(
-                "{}{} refused by {reason}, {comm}[{pid}]",
+                "{}{} refused by {reason}{}",
                 would(*mode),
-                count(*calls)
+                count(*calls),
+                process(comm, *pid)
             )
         }
         Event::Drained {
@@ -126,20 +127,25 @@ fn what(event: &Event) -> String {
         ),
         Event::Held {
             reason,
+            count: calls,
             hold_ms,
             pid,
             comm,
             ..
         } => {
-            format!("{reason}: held for {}, {comm}[{pid}]", exact(*hold_ms))
+            let hold = hold_ms.map_or_else(String::new, |ms| format!(" for {}", exact(ms)));
+            let process = process(comm, *pid);
+            format!("{} held{hold} by {reason}{process}", count(*calls))
         }
         Event::RetryBudget {
             exhausted,
             ratio,
             budget_tokens,
+            mode,
             ..
         } => format!(
-            "{}: retries are {:.0} % of attempts, {budget_tokens:.0} more allowed",
+            "{}{}: retries are {:.0} % of attempts, {budget_tokens:.0} more allowed",
+            would(*mode),
             if *exhausted {
                 "exhausted"
             } else {
@@ -193,6 +199,14 @@ fn what(event: &Event) -> String {
             micros(latency_us.p99),
             micros(latency_us.max),
         ),
+    }
+}
+
+/// Whose call it was, if that is known.
+fn process(comm: &str, pid: u32) -> String {
+    match pid {
+        0 => String::new(),
+        pid => format!(", {comm}[{pid}]"),
     }
 }
 

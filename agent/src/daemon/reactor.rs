@@ -402,6 +402,7 @@ impl Worker {
                 }
                 self.notify(Notice::Kernel(*event));
             }
+            EventKind::HELD => self.notify(Notice::Kernel(*event)),
             _ => {}
         }
     }

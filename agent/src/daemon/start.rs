@@ -58,6 +58,8 @@ const HISTOGRAMS: u32 = 4096;
 const TICK: Duration = Duration::from_millis(100);
 /// So long the start waits for names in the configuration to be looked up.
 const FIRST_NAMES: Duration = Duration::from_secs(2);
+/// So long the end waits for those who follow the events to get the last of them.
+const LAST_LINES: Duration = Duration::from_millis(50);
 /// How often enforcement is proven again.
 const PROVE_EVERY: Duration = Duration::from_secs(30);
 /// How often cgroups are looked for that have vanished or returned.
@@ -382,7 +384,15 @@ async fn serve(
         }
     }
     let _ = sd_notify::notify(&[sd_notify::NotifyState::Stopping]);
+    // What has happened until now is told.
+    while let Ok(notice) = notices.try_recv() {
+        node.notice(notice);
+    }
     node.stop();
+    if node.journal.end() {
+        // On this thread the followers' lines get out meanwhile.
+        tokio::time::sleep(LAST_LINES).await;
+    }
     tracing::info!("stopped: every option is given back, nothing stays attached");
     Ok(())
 }

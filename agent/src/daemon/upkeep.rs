@@ -47,6 +47,7 @@ impl Node {
             tracing::error!("the pause is over but cannot be ended: {error}");
         }
         self.follow_names(now);
+        self.tell_refusals(now);
         self.journal.flush(Timestamp::now());
         if let Some(change) = self.waiting.check(now) {
             self.standstill(change);
@@ -227,6 +228,8 @@ impl Node {
             for id in rows {
                 self.new_row(id);
             }
+            // And refusals that nobody has heard of.
+            self.tell_all();
         }
     }
 
@@ -258,9 +261,14 @@ impl Node {
             if rows.is_empty() {
                 break;
             }
-            self.evictions.give_up(&mut self.kernel, &rows)?;
+            let leaving = self.evictions.close(&mut self.kernel, &rows);
+            // Nothing is refused on them any more.
+            for row in &leaving {
+                self.tell_rest(*row, Timestamp::now());
+                self.refusals.forget(*row);
+            }
+            self.evictions.give_up(&mut self.kernel, &leaving)?;
             for row in &rows {
-                self.reported.remove(row);
                 self.tally.forget(*row);
                 self.naming.forget(*row);
             }
@@ -304,7 +312,8 @@ impl Node {
     /// When enforcement failed in every cgroup.
     pub fn proven(&mut self, proofs: Vec<Proof>) -> Result<()> {
         let rows: Vec<RowId> = proofs.iter().filter_map(|proof| proof.row).collect();
-        if let Err(error) = self.evictions.give_up(&mut self.kernel, &rows) {
+        let leaving = self.evictions.close(&mut self.kernel, &rows);
+        if let Err(error) = self.evictions.give_up(&mut self.kernel, &leaving) {
             tracing::error!("{error:#}");
         }
         // Nobody else was given up for them.
@@ -374,6 +383,7 @@ impl Node {
             self.kernel.detach(&path);
         }
         self.waiting.stop();
+        self.tell_all();
         self.keep_at_last();
     }
 }

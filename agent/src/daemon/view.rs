@@ -149,13 +149,6 @@ impl Viewer<'_> {
     #[expect(clippy::cast_precision_loss, reason = "only shown")]
     fn retry(&self, row: &KernelRow, retries: Retries) -> Retry {
         let (retried, attempts) = (retries.total(), row.attempts);
-        let share = |part: u64, whole: u64| {
-            if whole == 0 {
-                0.0
-            } else {
-                part as f64 / whole as f64
-            }
-        };
         let operations = retries.operations(attempts);
         Retry {
             retries: retried,
@@ -270,6 +263,16 @@ impl Viewer<'_> {
         window::evaluate_since(
             kind, &window, last_seq, floor.seq, floor.at, self.now, settings,
         )
+    }
+}
+
+/// A part of a whole, 0 to 1; 0 where there is nothing.
+#[expect(clippy::cast_precision_loss, reason = "only shown")]
+pub fn share(part: u64, whole: u64) -> f64 {
+    if whole == 0 {
+        0.0
+    } else {
+        part as f64 / whole as f64
     }
 }
 

@@ -95,15 +95,18 @@ pub enum Event {
         comm: String,
         mode: Mode,
     },
-    /// Calls were refused, or would have been (`mode` is observe). At most one a second and row.
+    /// Calls were refused, or would have been (`mode` is observe). At most one a second, row and reason,
+    /// but that what is not told yet comes before a change of the breaker.
     Rejected {
         destination: String,
         workload: String,
         netns: Option<u64>,
         /// A word of [`super::Rejections`].
         reason: String,
-        /// Calls since the last such event of the row, this one included.
+        /// Calls since the last such event of the row and reason: all such counts of a row add up to its
+        /// counter.
         count: u64,
+        /// Of one of them; of the one before where the last second's rest is told. 0: not known.
         pid: u32,
         comm: String,
         mode: Mode,
@@ -119,18 +122,21 @@ pub enum Event {
         on_open: String,
         connections: u64,
     },
-    /// A connect was made to wait.
+    /// Connects were made to wait. At most one a second, row and reason.
     Held {
         destination: String,
         workload: String,
         netns: Option<u64>,
         /// A word of [`super::Held`].
         reason: String,
-        hold_ms: u64,
+        /// As in `rejected`.
+        count: u64,
+        /// For how long the one whose process is named; `None` where the last second's rest is told.
+        hold_ms: Option<u64>,
         pid: u32,
         comm: String,
     },
-    /// A retry budget ran out or filled again.
+    /// A retry budget ran out, and refused a retry; or it has refused none for a whole window since.
     RetryBudget {
         destination: String,
         workload: String,
@@ -138,6 +144,7 @@ pub enum Event {
         exhausted: bool,
         ratio: f64,
         budget_tokens: f64,
+        mode: Mode,
     },
     /// Configuration, pause and resume.
     Config {
