@@ -216,7 +216,8 @@ fn first_line(message: &str) -> String {
     match (message.lines().next(), more) {
         (Some(first), 0) => first.to_owned(),
         (Some(first), more) => {
-            format!("{first} (and {more} more: `backstop check FILE` lists them)")
+            let stays = message.rsplit_once("; ").map_or("", |(_, stays)| stays);
+            format!("{first}, and {more} more, which `backstop check FILE` lists; {stays}")
         }
         (None, _) => String::new(),
     }

@@ -109,8 +109,14 @@ pub async fn pause(
 
 pub async fn resume(client: &Client, out: &mut Output<'_>) -> Result<(), Failure> {
     let body = client.post("/v1/resume").await?;
-    let _: PauseResult = serde_json::from_slice(&body)?;
-    writeln!(out, "resumed: verdicts and timeouts are in force again")?;
+    let done: PauseResult = serde_json::from_slice(&body)?;
+    match done.was_paused {
+        true => writeln!(out, "resumed: verdicts and timeouts are in force again")?,
+        false => writeln!(
+            out,
+            "nothing was paused: verdicts and timeouts are in force as before"
+        )?,
+    }
     Ok(())
 }
 

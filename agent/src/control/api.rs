@@ -19,8 +19,9 @@ pub use explain::{
     Candidate, ExplainedRow, Explanation, Fit, ManualState, Protection, Setting, SettingSource,
 };
 pub use status::{
-    ByHand, Connects, Exchanges, Failures, Held, Latency, Limit, Limits, Mode, Paused, Reason,
-    ReasonKind, Rejections, Retry, Row, State, StatusEnvelope, TimeoutsMs, Window, Windows,
+    ByHand, Connects, Exchanges, Failures, Held, Latency, Limit, Limits, Mode, Paused, Probe,
+    Reason, ReasonKind, Rejections, Retry, RetryPolicy, Row, State, StatusEnvelope, TimeoutsMs,
+    Unresolved, Window, Windows,
 };
 pub use timestamp::Timestamp;
 
@@ -88,6 +89,9 @@ pub struct ManualResult {
 pub struct PauseResult {
     /// The pause now in force, if any.
     pub paused: Option<Paused>,
+    /// Whether there was one before; an addition to the first version of the format.
+    #[serde(default)]
+    pub was_paused: bool,
 }
 
 /// Answer to `POST /v1/handover`: the state of the agent that another one takes over from.

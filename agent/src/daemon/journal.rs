@@ -261,6 +261,11 @@ fn log(record: &EventRecord) {
             by,
         } => tracing::warn!(by = by.as_deref(), "configuration refused: {message}"),
         Event::Config {
+            action: ConfigAction::Missing,
+            message,
+            ..
+        } => tracing::warn!("{message}"),
+        Event::Config {
             action,
             message,
             by,

@@ -5,7 +5,7 @@
 //! and counted, verdicts are not.
 
 use std::{
-    collections::HashMap,
+    collections::{HashMap, HashSet},
     os::fd::OwnedFd,
     sync::{
         Arc,
@@ -209,6 +209,7 @@ impl Reactor {
             losses_at: Nanos(0),
             raised_at: Nanos(0),
             limited: HashMap::new(),
+            given_way: HashSet::new(),
         };
         let thread = std::thread::Builder::new()
             .name("backstop-events".into())
@@ -274,6 +275,8 @@ struct Worker {
     raised_at: Nanos,
     /// Dials under way for rows on which the limit on retries is in force.
     limited: HashMap<DialTarget, RowId>,
+    /// Rows that were told to be half-open and follow another one's probe since (`scope = "node"`).
+    given_way: HashSet<RowId>,
 }
 
 impl Worker {
@@ -535,6 +538,9 @@ impl Worker {
                     if to == State::Open {
                         self.opened(row);
                     }
+                    let Some(from) = self.told_from(row, from, to) else {
+                        continue;
+                    };
                     self.notify(Notice::Transition {
                         row,
                         from,
@@ -556,6 +562,23 @@ impl Worker {
             }
         }
         self.actions = actions;
+    }
+
+    /// From which state a row has come, as far as people were told; `None`: there is nothing to tell. A
+    /// half-open row that leaves the probe to another one, with which it shares a breaker, has not failed
+    /// and is still half-open.
+    fn told_from(&mut self, row: RowId, from: State, to: State) -> Option<State> {
+        if (from, to) == (State::HalfOpen, State::Open) {
+            let view = self.engine.view(row, clock::now());
+            if view.is_some_and(|view| view.shared_probe.is_some()) {
+                self.given_way.insert(row);
+                return None;
+            }
+        }
+        if self.given_way.remove(&row) && from == State::Open {
+            return (to != State::HalfOpen).then_some(State::HalfOpen);
+        }
+        Some(from)
     }
 
     /// Has connections ended where the policy says so.
@@ -707,6 +730,7 @@ impl Worker {
                     rows.truncate(most);
                     for row in &rows {
                         self.handle(Event::Forget { row: *row });
+                        self.given_way.remove(row);
                     }
                     let _ = reply.send(rows);
                 }

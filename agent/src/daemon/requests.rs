@@ -10,7 +10,7 @@ use anyhow::{Context as _, Result};
 use tokio::sync::oneshot;
 
 use super::{
-    backend::Request,
+    backend::{Request, Wanted},
     named,
     node::{Node, Standing},
     plan::{Plan, window_calls},
@@ -41,7 +41,7 @@ impl Node {
         // Whoever asked may have gone: then nobody is told.
         match request {
             Request::Status(wanted, reply) => {
-                let _ = reply.send(self.status(wanted.as_ref()).await);
+                let _ = reply.send(self.status(&wanted).await);
             }
             Request::Explain(destination, caller, reply) => {
                 let _ = reply.send(self.explain(&destination, &caller).await);
@@ -106,10 +106,7 @@ impl Node {
         }
     }
 
-    pub(super) async fn status(
-        &mut self,
-        wanted: Option<&DestinationArg>,
-    ) -> Result<StatusEnvelope, ApiError> {
+    pub(super) async fn status(&mut self, wanted: &Wanted) -> Result<StatusEnvelope, ApiError> {
         let views = self.views().await?;
         let viewer = Viewer {
             table: &self.table,
@@ -123,20 +120,30 @@ impl Node {
             hosts: &self.naming.hosts,
             now: clock::now(),
         };
-        let rows = viewer
+        let mut rows: Vec<_> = viewer
             .rows()
             .filter(|(id, row)| match wanted {
-                None => true,
-                Some(wanted) => id.index != OTHER_ROW && named::is_meant(viewer.hosts, wanted, row),
+                Wanted::All => true,
+                Wanted::Other => id.index == OTHER_ROW,
+                Wanted::One(wanted) => {
+                    id.index != OTHER_ROW && named::is_meant(viewer.hosts, wanted, row)
+                }
             })
             .map(|(id, row)| viewer.view(id, &row, &mut self.names))
             .collect();
+        // Of several names the one that was asked for.
+        if let Wanted::One(DestinationArg::Name { name, .. }) = wanted {
+            for row in &mut rows {
+                row.name = Some(name.to_string());
+            }
+        }
         let mut envelope = StatusEnvelope {
             version: env!("CARGO_PKG_VERSION").to_owned(),
             mode: self.api_mode(),
             uptime_ms: clock::now().0.saturating_sub(self.ready_at.0) / 1_000_000,
             lost_events: self.table.lost_events() + self.reactor.dropped.load(Ordering::Relaxed),
             paused: self.pause.current().cloned(),
+            unresolved: self.unresolved(),
             destinations: rows,
         };
         envelope.sort();
@@ -271,6 +278,7 @@ impl Node {
             until,
             by: by.to_string(),
         };
+        let was_paused = self.pause.current().is_some();
         self.pause
             .begin(paused.clone())
             .map_err(|e| ApiError::Internal(format!("{e:#}; nothing is paused")))?;
@@ -287,6 +295,7 @@ impl Node {
         });
         Ok(PauseResult {
             paused: Some(paused),
+            was_paused,
         })
     }
 
@@ -300,11 +309,18 @@ impl Node {
             self.table.set_mode(self.kernel_mode());
             self.say(Event::Config {
                 action: ConfigAction::Resumed,
-                message: "verdicts and timeouts are on again".to_owned(),
+                message: match by {
+                    Some(_) => "verdicts and timeouts are on again",
+                    None => "the pause's time is over: verdicts and timeouts are on again",
+                }
+                .to_owned(),
                 by: by.map(|by| by.to_string()),
             });
         }
-        Ok(PauseResult { paused: None })
+        Ok(PauseResult {
+            paused: None,
+            was_paused: ended.is_some(),
+        })
     }
 
     pub(super) fn config(&self) -> ConfigView {

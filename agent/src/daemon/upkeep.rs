@@ -19,7 +19,7 @@ use super::{
     waiting::Standstill,
 };
 use crate::{
-    control::api::{Event, SafetyAction, Timestamp},
+    control::api::{ConfigAction, Event, SafetyAction, Timestamp},
     core::{Correlated, Nanos, RowId, is_loopback},
     kernel::clock,
 };
@@ -362,6 +362,18 @@ impl Node {
             .iter()
             .map(|a| a.path.clone())
             .collect()
+    }
+
+    /// The configuration file is not there any more.
+    pub fn file_is_gone(&self, error: &str) {
+        self.say(Event::Config {
+            action: ConfigAction::Missing,
+            message: format!(
+                "the configuration file is gone: {error}; what was read from it stays in force, and a start \
+                 of the agent would fail"
+            ),
+            by: None,
+        });
     }
 
     /// Reports that enforcement is not what it should be.

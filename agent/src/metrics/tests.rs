@@ -22,6 +22,7 @@ fn row(destination: &str) -> RowMetrics {
         in_flight: 1,
         abandoned: 1,
         throttled: 5,
+        possible: Possible::default(),
         failures: Failures {
             refused: 3,
             status: 2,

@@ -2,7 +2,8 @@
 
 use super::super::{
     event_text, explain_text,
-    table::{Style, details, table},
+    detail::details,
+    table::{Style, table},
     units,
 };
 use crate::control::api::{

@@ -31,6 +31,11 @@ words! {
         Reloaded = "reloaded",
         /// A new one was wrong; the old one stays in force.
         Refused = "refused",
+        /// Something that it names is not there: a name that cannot be looked up, or its own file. What is
+        /// in force stays.
+        Missing = "missing",
+        /// It is there again.
+        Found = "found",
         /// Verdicts and timeouts were switched off.
         Paused = "paused",
         /// They were switched on again.
@@ -206,6 +211,22 @@ pub enum Event {
 }
 
 impl Event {
+    /// Every word of `kind`.
+    pub const KINDS: [&str; 12] = [
+        "breaker",
+        "timeout",
+        "rejected",
+        "drained",
+        "held",
+        "retry_budget",
+        "config",
+        "safety",
+        "loss",
+        "failure",
+        "calls",
+        "redial",
+    ];
+
     /// Whether it is shown only when all events are asked for.
     pub const fn only_with_all(&self) -> bool {
         matches!(

@@ -33,6 +33,7 @@ pub(crate) fn row(destination: &str) -> Row {
         destination: destination.to_owned(),
         workload: "system.slice/billing.service".to_owned(),
         name: None,
+        names: Vec::new(),
         netns: Some(4_026_531_840),
         policy: "default".to_owned(),
         state: State::Closed,
@@ -42,6 +43,9 @@ pub(crate) fn row(destination: &str) -> Row {
         generation: 3,
         next_redial_in_ms: None,
         bypassed_for_safety: false,
+        probe: None,
+        waits_for_call: false,
+        breaker_off: false,
         ramp_ends_in_ms: None,
         manual: None,
         windows: Windows::default(),
@@ -64,6 +68,7 @@ pub(crate) fn row(destination: &str) -> Row {
         would_timeout: 0,
         hung_recovered: 0,
         retry: Retry::default(),
+        retry_policy: RetryPolicy::default(),
         connect_latency_us: Latency::default(),
         response_latency_us: Latency::default(),
         connect_latency_1m_us: Latency::default(),
@@ -82,6 +87,7 @@ pub(crate) fn envelope(destinations: Vec<Row>) -> StatusEnvelope {
         uptime_ms: 11_520_000,
         lost_events: 0,
         paused: None,
+        unresolved: Vec::new(),
         destinations,
     }
 }

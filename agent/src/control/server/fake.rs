@@ -130,12 +130,16 @@ impl Backend for Fake {
                 until: None,
                 by: by.to_string(),
             }),
+            was_paused: false,
         }))
     }
 
     fn resume(&self, _: Peer) -> Answer<PauseResult> {
         self.note("resume".to_owned());
-        ready(Ok(PauseResult { paused: None }))
+        ready(Ok(PauseResult {
+            paused: None,
+            was_paused: true,
+        }))
     }
 
     fn reload(&self, _: Peer) -> Answer<ReloadResult> {
