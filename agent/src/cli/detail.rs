@@ -188,7 +188,7 @@ fn retries(row: &Row) -> String {
     if let (Some(base), Some(max)) = (policy.backoff_base_ms, policy.backoff_max_ms) {
         let _ = write!(
             text,
-            ", held up to {} and then up to {}",
+            ", held up to {}, doubled up to {}",
             exact(base),
             exact(max)
         );

@@ -1,6 +1,7 @@
 //! The command line, and whole commands against a server with a fake backend.
 
 mod texts;
+mod told;
 
 use clap::CommandFactory;
 

@@ -1,8 +1,8 @@
 //! What people read, word for word: the table, the details, lines of events, units.
 
 use super::super::{
-    event_text, explain_text,
     detail::details,
+    event_text, explain_text,
     table::{Style, table},
     units,
 };

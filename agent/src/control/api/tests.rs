@@ -207,10 +207,30 @@ fn event(event: Event) -> String {
 #[test]
 fn the_envelope_has_the_keys_of_the_contract_in_their_order() {
     let mut ours = keys(&serde_json::to_string(&envelope(vec![row("10.0.0.5:5432")])).unwrap());
-    // Additions: after lost_events, after bypassed_for_safety (two), after stale (two), after would_reject
-    // (three, the last with keys of its own), and two at the end of retry.
+    // Additions: after lost_events (two), after name, after bypassed_for_safety (five), after stale (two),
+    // after would_reject (three, the last with keys of its own), two at the end of retry, and retry_policy
+    // with keys of its own.
     assert_eq!(ours.remove(4), (1, "paused".to_owned()));
+    assert_eq!(ours.remove(4), (1, "unresolved".to_owned()));
+    let policy = ours
+        .iter()
+        .position(|(_, key)| key == "retry_policy")
+        .unwrap();
+    let below: Vec<_> = ours.drain(policy..policy + 6).map(|(_, key)| key).collect();
+    let keys_of_policy = [
+        "retry_policy",
+        "limit",
+        "budget",
+        "backoff_base_ms",
+        "backoff_max_ms",
+        "spin_per_second",
+    ];
+    assert_eq!(below, keys_of_policy);
     let added = [
+        "names",
+        "probe",
+        "waits_for_call",
+        "breaker_off",
         "ramp_ends_in_ms",
         "manual",
         "throttled",
