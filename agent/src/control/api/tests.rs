@@ -452,3 +452,13 @@ proptest! {
         prop_assert_eq!(serde_json::from_str::<Timestamp>(&json).unwrap(), time);
     }
 }
+
+/// The list is that of the enum itself.
+#[test]
+fn every_kind_of_event_is_listed() {
+    let text = r#"{"time":"2026-11-28T12:03:04.123Z","kind":"nothing"}"#;
+    let error = serde_json::from_str::<EventRecord>(text).unwrap_err();
+    let error = error.to_string();
+    let known: Vec<_> = error.split('`').skip(3).step_by(2).collect();
+    assert_eq!(known, Event::KINDS, "{error}");
+}
