@@ -136,6 +136,27 @@ fn refusals_are_told_before_the_breaker_changes() {
     assert_eq!(sum(&events, "rejected", "breaker"), 300, "{events:#?}");
 }
 
+/// The first refusal comes after the change that it is due to, however quickly.
+#[test]
+fn refusals_are_told_after_the_breaker_has_opened() {
+    need!("python3");
+    let mut scene = Scene::new(&format!("[defaults.breaker]\nredial = false\n{NO_SPIN}"));
+    // Of these, the first five are the destination's own.
+    assert_eq!(scene.attempts(400), 400);
+    let row = scene.agent.wait_state(DESTINATION, "open");
+    let refused = number(&row["rejected"]["breaker"]);
+    wait_told(&scene.agent, "rejected", "breaker", refused);
+    let events = events(&scene.agent);
+    let is_refusal = |event: &&Value| event["kind"] == "rejected" && event["reason"] == "breaker";
+    let first = events.iter().position(|event| is_refusal(&event));
+    let opened = events.iter().position(|event| event["to"] == "open");
+    assert!(opened.is_some() && opened < first, "{events:#?}");
+    let pid = scene.python.value("os.getpid()");
+    for event in events.iter().filter(is_refusal) {
+        assert_eq!(event["pid"], pid, "{event:#}");
+    }
+}
+
 /// The last words of an agent that is told to stop.
 #[test]
 fn refusals_are_told_before_the_end() {

@@ -274,7 +274,7 @@ impl Node {
                 let Some(row) = self.shown(id) else { return };
                 let time = WallClock::read().at(at);
                 // Before the change, as they were of the state before.
-                self.tell_rest(id, time);
+                self.tell_before(id, from, time);
                 self.keeper.changed();
                 let (from, to) = (view::state(from), view::state(to));
                 let reason = view::reason(reason);

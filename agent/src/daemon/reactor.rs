@@ -513,6 +513,8 @@ impl Worker {
     /// Carries out what the core decided. `since` is the kernel's time of the event behind it.
     fn perform(&mut self, since: Option<u64>) {
         let mut actions = std::mem::take(&mut self.actions);
+        // Before any verdict is in force: nothing comes of one that seems to be from before.
+        let at = clock::now();
         for action in actions.drain(..) {
             match action {
                 Action::SetVerdict {
@@ -534,7 +536,6 @@ impl Worker {
                     reason,
                     generation,
                 } => {
-                    let at = clock::now();
                     if to == State::Open {
                         self.opened(row);
                     }
@@ -555,7 +556,6 @@ impl Worker {
                 }
                 Action::Correlated(change) => self.notify(Notice::Correlated(change)),
                 Action::Redialled { row, answered } => {
-                    let at = clock::now();
                     self.notify(Notice::Redialled { row, answered, at });
                 }
                 Action::Dial { target } => self.dial(target),

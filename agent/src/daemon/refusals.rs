@@ -134,9 +134,14 @@ impl Refusals {
         now
     }
 
+    /// What has been told.
+    pub fn told(&self, row: RowId) -> Counts {
+        self.rows.get(&row).map_or([0; TOLD.len()], |of| of.told)
+    }
+
     /// Everything that was not told yet. To be told now.
     pub fn rest(&mut self, row: RowId, counts: &Counts, now: Nanos) -> Counts {
-        let told = self.rows.get(&row).map_or([0; TOLD.len()], |of| of.told);
+        let told = self.told(row);
         let mut grown = *counts;
         for (grown, told) in grown.iter_mut().zip(told) {
             *grown = grown.saturating_sub(told);

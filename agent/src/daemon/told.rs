@@ -16,7 +16,7 @@ use super::{
 };
 use crate::{
     control::api::{self, Event, Timestamp},
-    core::{Nanos, RowId},
+    core::{Nanos, RowId, State},
     kernel::{clock, events::comm},
 };
 
@@ -56,6 +56,23 @@ impl Node {
     pub(super) fn tell_rest(&mut self, id: RowId, time: Timestamp) {
         let Some(row) = self.shown(id) else { return };
         let counts = refusals::counts(&row, &self.table.retries(id.index));
+        let told = self.refusals.rest(id, &counts, clock::now());
+        self.tell(id, &row, &told, time, None);
+    }
+
+    /// As [`Node::tell_rest`], before the breaker leaves a state. What it refuses once it has opened may be
+    /// counted already, and is not of the time before.
+    pub(super) fn tell_before(&mut self, id: RowId, from: State, time: Timestamp) {
+        let Some(row) = self.shown(id) else { return };
+        let mut counts = refusals::counts(&row, &self.table.retries(id.index));
+        if !from.refuses() {
+            let told = self.refusals.told(id);
+            for sort in [Sort::Rejected, Sort::WouldReject] {
+                if let Some(place) = refusals::place(sort, "breaker") {
+                    counts[place] = told[place];
+                }
+            }
+        }
         let told = self.refusals.rest(id, &counts, clock::now());
         self.tell(id, &row, &told, time, None);
     }
