@@ -173,7 +173,12 @@ fn rows(text: &mut String, explanation: &Explanation, style: Style) {
         if let Some(workload) = &explained.opened_by {
             let workload = clean(workload);
             let shared = "whose breaker this one shares (scope = \"node\")";
-            line("opened by", &format!("{workload}, {shared}"));
+            // While it is half-open, whoever has the probe leads.
+            let name = match explained.row.state {
+                State::HalfOpen => "led by",
+                _ => "opened by",
+            };
+            line(name, &format!("{workload}, {shared}"));
         }
         let waited = |ms: Option<u64>| ms.map_or("never".to_owned(), exact);
         let (connect, exchange) = (explained.gave_up_connect_ms, explained.gave_up_exchange_ms);

@@ -5,7 +5,7 @@
 //! connect. Here stands how much of each counter has been told, so that the counts of all events of a row
 //! add up to its counters.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 
 use agent_common::{Retries, Row as KernelRow};
 
@@ -77,13 +77,10 @@ pub struct Who {
     pub generation: u32,
 }
 
-#[derive(Default)]
-struct Account {
-    told: Counts,
-    /// When something was last told.
-    last: Option<Nanos>,
-    /// When the row is looked at again; `None`: when the kernel reports.
-    due: Option<Nanos>,
+/// A row of which something was told a moment ago.
+struct Active {
+    /// When the row is looked at again.
+    due: Nanos,
     /// Looks that may still find nothing.
     looks: u8,
     refused: Who,
@@ -95,9 +92,23 @@ struct Account {
 /// See the module.
 #[derive(Default)]
 pub struct Refusals {
-    rows: HashMap<RowId, Account>,
-    /// Those of them that have a `due`.
-    active: HashSet<RowId>,
+    /// What was told, for as long as the row exists: the low halves of the counters, whose differences are
+    /// what matters.
+    told: HashMap<RowId, [u32; TOLD.len()]>,
+    /// Rows that are looked at until there is nothing left to tell.
+    active: HashMap<RowId, Active>,
+}
+
+impl Active {
+    fn new(due: Nanos) -> Self {
+        Self {
+            due,
+            looks: LOOKS,
+            refused: Who::default(),
+            held: Who::default(),
+            spent: None,
+        }
+    }
 }
 
 impl Refusals {
@@ -110,95 +121,102 @@ impl Refusals {
         at: Nanos,
         who: Who,
     ) -> Counts {
-        let account = self.rows.entry(row).or_default();
+        let is_first = !self.active.contains_key(&row);
+        let active = self
+            .active
+            .entry(row)
+            .or_insert_with(|| Active::new(at + EVERY));
         match TOLD[place].0 {
-            Sort::Held => account.held = who,
-            Sort::Rejected | Sort::WouldReject => account.refused = who,
+            Sort::Held => active.held = who,
+            Sort::Rejected | Sort::WouldReject => active.refused = who,
         }
-        account.looks = LOOKS;
-        self.active.insert(row);
+        active.looks = LOOKS;
         let mut now = [0; TOLD.len()];
-        if account.due.is_some() {
-            return now;
-        }
-        if let Some(last) = account.last.filter(|last| at - *last < EVERY) {
-            account.due = Some(last + EVERY);
-            return now;
-        }
-        account.due = Some(at + EVERY);
-        if counts[place] > account.told[place] {
+        if is_first && self.grown(row, counts)[place] > 0 {
             now[place] = 1;
-            account.told[place] += 1;
-            account.last = Some(at);
+            let told = self.told.entry(row).or_default();
+            told[place] = told[place].wrapping_add(1);
         }
         now
     }
 
-    /// What has been told.
-    pub fn told(&self, row: RowId) -> Counts {
-        self.rows.get(&row).map_or([0; TOLD.len()], |of| of.told)
-    }
-
     /// Everything that was not told yet. To be told now.
     pub fn rest(&mut self, row: RowId, counts: &Counts, now: Nanos) -> Counts {
-        let told = self.told(row);
-        let mut grown = *counts;
-        for (grown, told) in grown.iter_mut().zip(told) {
-            *grown = grown.saturating_sub(told);
-        }
+        let grown = self.grown(row, counts);
         let is_news = grown.iter().any(|count| *count > 0);
-        if !is_news && !self.rows.contains_key(&row) {
-            return grown;
-        }
-        let account = self.rows.entry(row).or_default();
-        account.told = *counts;
         if is_news {
-            account.last = Some(now);
-            account.looks = LOOKS;
-        } else {
-            account.looks = account.looks.saturating_sub(1);
+            self.told.insert(row, counts.map(|count| count as u32));
+            let active = self
+                .active
+                .entry(row)
+                .or_insert_with(|| Active::new(now + EVERY));
+            active.looks = LOOKS;
         }
-        if account.looks == 0 && account.spent.is_none() {
-            account.due = None;
-            self.active.remove(&row);
-        } else {
-            account.due = Some(now + EVERY);
-            self.active.insert(row);
+        if let Some(active) = self.active.get_mut(&row) {
+            active.due = now + EVERY;
+            if !is_news {
+                active.looks = active.looks.saturating_sub(1);
+            }
+            if active.looks == 0 && active.spent.is_none() {
+                self.active.remove(&row);
+            }
         }
         grown
     }
 
+    /// What was not told yet.
+    fn grown(&self, row: RowId, counts: &Counts) -> Counts {
+        let told = self.told.get(&row).copied().unwrap_or_default();
+        let mut grown = *counts;
+        for (grown, told) in grown.iter_mut().zip(told) {
+            *grown = u64::from((*grown as u32).wrapping_sub(told));
+        }
+        grown
+    }
+
+    /// These counters, but of calls that the breaker refuses what was told already.
+    pub fn without_breaker(&self, row: RowId, mut counts: Counts) -> Counts {
+        let grown = self.grown(row, &counts);
+        for (place, (_, reason)) in TOLD.iter().enumerate() {
+            if *reason == "breaker" {
+                counts[place] = counts[place].wrapping_sub(grown[place]);
+            }
+        }
+        counts
+    }
+
     /// Rows whose second is over.
-    pub fn due(&self, now: Nanos) -> Vec<RowId> {
-        let is_due = |row: &&RowId| {
-            let account = self.rows.get(row);
-            account.is_some_and(|account| account.due.is_some_and(|due| due <= now))
-        };
-        self.active.iter().filter(is_due).copied().collect()
+    pub fn due(&mut self, now: Nanos) -> Vec<RowId> {
+        if self.active.capacity() > 1024 && self.active.len() * 8 < self.active.capacity() {
+            // A storm is over.
+            self.active.shrink_to_fit();
+        }
+        let due = self.active.iter().filter(|(_, active)| active.due <= now);
+        due.map(|(row, _)| *row).collect()
     }
 
     /// Who was last reported.
     pub fn who(&self, row: RowId, sort: Sort) -> Who {
-        let account = self.rows.get(&row);
-        account.map_or(Who::default(), |account| match sort {
-            Sort::Held => account.held,
-            Sort::Rejected | Sort::WouldReject => account.refused,
+        let active = self.active.get(&row);
+        active.map_or(Who::default(), |active| match sort {
+            Sort::Held => active.held,
+            Sort::Rejected | Sort::WouldReject => active.refused,
         })
     }
 
     /// The budget has refused a retry: whether that is news.
     pub fn spent(&mut self, row: RowId, now: Nanos) -> bool {
-        let account = self.rows.get_mut(&row);
-        account.is_some_and(|account| account.spent.replace(now).is_none())
+        let active = self.active.get_mut(&row);
+        active.is_some_and(|active| active.spent.replace(now).is_none())
     }
 
     /// Whether the budget, said to be spent, has refused nothing for `window`: to be said once.
     pub fn refilled(&mut self, row: RowId, now: Nanos, window: Nanos) -> bool {
-        let account = self.rows.get_mut(&row);
-        account.is_some_and(|account| {
-            let is_over = account.spent.is_some_and(|spent| now - spent >= window);
+        let active = self.active.get_mut(&row);
+        active.is_some_and(|active| {
+            let is_over = active.spent.is_some_and(|spent| now - spent >= window);
             if is_over {
-                account.spent = None;
+                active.spent = None;
             }
             is_over
         })
@@ -206,7 +224,7 @@ impl Refusals {
 
     /// The row is given up.
     pub fn forget(&mut self, row: RowId) {
-        self.rows.remove(&row);
+        self.told.remove(&row);
         self.active.remove(&row);
     }
 }
@@ -263,7 +281,7 @@ mod tests {
     fn a_row_without_refusals_has_no_account() {
         let mut refusals = Refusals::default();
         refusals.rest(ROW, &[0; TOLD.len()], Nanos::from_secs(1));
-        assert!(refusals.rows.is_empty());
+        assert!(refusals.told.is_empty() && refusals.active.is_empty());
         assert!(refusals.due(Nanos::MAX).is_empty());
     }
 
@@ -271,7 +289,8 @@ mod tests {
     fn a_budget_is_spent_once_until_it_has_refused_nothing_for_a_window() {
         let mut refusals = Refusals::default();
         let mut counts = [0; TOLD.len()];
-        counts[1] = 1;
+        // Counters of 64 bits.
+        counts[1] = 1 << 40 | 1;
         let at = Nanos::from_secs;
         refusals.rest(ROW, &counts, at(1));
         assert!(refusals.spent(ROW, at(1)));

@@ -66,12 +66,7 @@ impl Node {
         let Some(row) = self.shown(id) else { return };
         let mut counts = refusals::counts(&row, &self.table.retries(id.index));
         if !from.refuses() {
-            let told = self.refusals.told(id);
-            for sort in [Sort::Rejected, Sort::WouldReject] {
-                if let Some(place) = refusals::place(sort, "breaker") {
-                    counts[place] = told[place];
-                }
-            }
+            counts = self.refusals.without_breaker(id, counts);
         }
         let told = self.refusals.rest(id, &counts, clock::now());
         self.tell(id, &row, &told, time, None);
