@@ -30,7 +30,7 @@ pub struct Event {
     pub pid: u32,
     /// Thread that called `connect()`.
     pub tid: u32,
-    /// The connect timeout that we had set, ms; 0: none.
+    /// The connect timeout that we had set, ms; 0: none. In a `HELD` event: for how long it is held.
     pub timeout_ms: u32,
     /// `EVENT_` flags.
     pub flags: u32,
@@ -54,6 +54,8 @@ impl EventKind {
     pub const PROBE_ENDED: u32 = 4;
     /// Connects are being refused (at most one event a second and row).
     pub const REJECTED: u32 = 5;
+    /// Connects are being held (at most one event a second and row).
+    pub const HELD: u32 = 7;
 }
 
 /// Our connect timeout ended it (not the program's or the kernel's own limit).
@@ -72,6 +74,9 @@ pub const EVENT_RETRY_DEADLINE: u32 = 1 << 6;
 pub const EVENT_WOULD: u32 = 1 << 2;
 /// Refused by a limit, not by the breaker.
 pub const EVENT_LIMIT: u32 = 1 << 7;
+
+/// In a `HELD` event: a refusal of a task that was refused too often, not a retry that waits its turn.
+pub const EVENT_HELD_SPIN: u32 = 1 << 9;
 
 /// Established.
 pub const OUTCOME_ESTABLISHED: u32 = 1;

@@ -146,8 +146,10 @@ pub struct Row {
     pub late: u32,
     /// Lengths and number of the session tickets of TLS 1.3 ([`crate::tls::received`]).
     pub ticket_lengths: u32,
-    /// When the last `rejected` event was sent (CLOCK_MONOTONIC, ns).
-    pub last_reject_event_ns: u64,
+    /// When the last `REJECTED` event was sent, in units of 2^20 ns ([`crate::retry::tick`]); 0: never.
+    pub last_rejected_event: u32,
+    /// The same of `HELD` events.
+    pub last_held_event: u32,
     /// Longest latency of an established connect, us.
     pub connect_latency_max_us: u64,
     /// Answers that ask for fewer calls: HTTP 429, 503 with Retry-After, an account's own limit

@@ -123,6 +123,21 @@ pub const fn repaired(entry: u32, seq: u64, slow: bool) -> Option<u32> {
     Some(if slow { entry | SLOW } else { entry })
 }
 
+/// The entry of a good call `seq` that has turned out to be a failure; `None` when the entry is another
+/// call's, or failed already.
+pub const fn spoiled(entry: u32, seq: u64) -> Option<u32> {
+    let lap = ((seq / BLOCK as u64) as u32) & LAP_MASK;
+    if entry & FAILED != 0 || (entry >> LAP_SHIFT) & LAP_MASK != lap {
+        return None;
+    }
+    Some((entry | FAILED) & !SLOW)
+}
+
+/// Whether two times are the same in a window.
+pub const fn is_same_time(a_ns: u64, b_ns: u64) -> bool {
+    a_ns >> TIME_SHIFT == b_ns >> TIME_SHIFT
+}
+
 /// The call `seq` from its entry, or `None` when the entry is of another round or not written yet.
 /// `now_ns` resolves the time's wrap: the call is taken to be at most 19.5 hours old.
 pub fn decode(entry: u32, seq: u64, now_ns: u64) -> Option<Call> {
@@ -185,6 +200,17 @@ mod tests {
             prop_assert_eq!((call.failed, call.slow), (false, slow));
             prop_assert_eq!(repaired(encode(seq + BLOCK as u64, at_ns, true, false), seq, slow), None);
             prop_assert_eq!(repaired(encode(seq, at_ns, false, false), seq, slow), None);
+        }
+
+        #[test]
+        fn a_spoiled_call_has_failed(seq in 1u64..u64::MAX, at_ns in 0u64..(1 << 60), slow: bool) {
+            let good = encode(seq, at_ns, false, slow);
+            let entry = spoiled(good, seq).unwrap();
+            let call = decode(entry, seq, at_ns).unwrap();
+            prop_assert_eq!((call.failed, call.slow), (true, false));
+            prop_assert!(is_same_time(call.at_ns, at_ns));
+            prop_assert_eq!(spoiled(entry, seq), None);
+            prop_assert_eq!(spoiled(good, seq + BLOCK as u64), None);
         }
 
         #[test]

@@ -3,14 +3,18 @@
 use agent_common::{
     COMM_LEN, Event, EventKind, Row, Verdict,
     event::{
-        EVENT_LIMIT, EVENT_RETRY_BUDGET, EVENT_RETRY_DEADLINE, EVENT_RETRY_LIMIT, EVENT_WOULD,
+        EVENT_HELD_SPIN, EVENT_LIMIT, EVENT_RETRY_BUDGET, EVENT_RETRY_DEADLINE, EVENT_RETRY_LIMIT,
+        EVENT_WOULD,
     },
     retry::{self, ENDED_WELL},
     spin::{self, SPIN_SLOTS},
     stamp::{PHASE_HELD, STAMP_HELD, STAMP_TIMEOUT_SET},
     syn::first_timeout_ticks,
 };
-use aya_ebpf::{cty::c_void, helpers::generated::bpf_get_current_comm};
+use aya_ebpf::{
+    cty::c_void,
+    helpers::generated::{bpf_get_current_comm, bpf_get_current_pid_tgid},
+};
 
 use crate::{
     atomics, events, maps,
@@ -20,8 +24,8 @@ use crate::{
 
 const ALLOW: i32 = 1;
 const REFUSE: i32 = 0;
-/// At most one `rejected` event per row in this time.
-const REJECT_EVENT_EVERY_NS: u64 = 1_000_000_000;
+/// At most one event of a kind per row in this time, in units of [`retry::tick`]: a second.
+const EVENT_EVERY: u32 = retry::tick(1_000_000_000) + 1;
 
 /// A refusal's reason: the breaker.
 pub const BY_BREAKER: u32 = 1;
@@ -136,6 +140,13 @@ unsafe fn hold(ctx: *mut c_void, refusal: &Refusal, hold_ms: u32) -> bool {
         atomics::add32(&raw mut (*retries).held_spin, 1);
         rows::count(|c| &raw mut (*c).held);
         rows::count(|c| &raw mut (*c).delayed);
+        tell_held(
+            refusal.row,
+            refusal.index,
+            hold_ms,
+            EVENT_HELD_SPIN,
+            refusal.now,
+        );
         true
     }
 }
@@ -196,11 +207,7 @@ pub unsafe fn tell(refusal: &Refusal) -> u16 {
             (BY_LIMIT, false) => atomics::add(&raw mut (*row).would_reject_limit, 1),
             _ => 0,
         };
-        let last = atomics::load(&raw const (*row).last_reject_event_ns);
-        if now.saturating_sub(last) < REJECT_EVENT_EVERY_NS && last != 0 {
-            return errno;
-        }
-        if !atomics::replace(&raw mut (*row).last_reject_event_ns, last, now) {
+        if !is_due(&raw mut (*row).last_rejected_event, now) {
             return errno;
         }
         let would = if enforced != 0 { 0 } else { EVENT_WOULD };
@@ -226,5 +233,47 @@ pub unsafe fn tell(refusal: &Refusal) -> u16 {
         bpf_get_current_comm(event.comm.as_mut_ptr().cast(), COMM_LEN as u32);
         events::send(&event);
         errno
+    }
+}
+
+/// Whether an event is to be sent whose last one was at `last`, and notes that it is.
+#[inline(always)]
+unsafe fn is_due(last: *mut u32, now: u64) -> bool {
+    // SAFETY: by the caller, map memory.
+    unsafe {
+        // (0 is never.)
+        let tick = retry::tick(now) | 1;
+        let before = last.read_volatile();
+        (before == 0 || tick.wrapping_sub(before) >= EVENT_EVERY)
+            && atomics::replace32(last, before, tick)
+    }
+}
+
+/// Reports a held connect of the current task now and then. (It is counted where it is held.)
+///
+/// # Safety
+/// `row` must be map memory, of that index.
+#[inline(never)]
+pub unsafe fn tell_held(row: *mut Row, index: u32, hold_ms: u32, flags: u32, now: u64) {
+    // SAFETY: by contract.
+    unsafe {
+        if !is_due(&raw mut (*row).last_held_event, now) {
+            return;
+        }
+        let pid_tgid = bpf_get_current_pid_tgid();
+        let mut event = Event {
+            kind: EventKind::HELD,
+            row: index,
+            incarnation: (*row).incarnation,
+            generation: Verdict::unpack(atomics::load(&raw const (*row).verdict)).generation,
+            at_ns: now,
+            pid: (pid_tgid >> 32) as u32,
+            tid: pid_tgid as u32,
+            timeout_ms: hold_ms,
+            flags,
+            ..events::EMPTY
+        };
+        bpf_get_current_comm(event.comm.as_mut_ptr().cast(), COMM_LEN as u32);
+        events::send(&event);
     }
 }

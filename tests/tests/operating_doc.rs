@@ -36,3 +36,60 @@ fn every_metric_is_explained() {
         .collect();
     assert_eq!(explained, given);
 }
+
+/// The words in backquotes of a line of docs/OPERATING.md.
+fn words(line: &str) -> BTreeSet<&str> {
+    line.split('`').skip(1).step_by(2).collect()
+}
+
+/// Every word that events, reasons and kinds can have is named where its table row is.
+#[test]
+fn every_kind_and_reason_is_named() {
+    use backstop::control::api::{
+        ConfigAction, Event, Failures, ReasonKind, Rejections, SafetyAction,
+    };
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/OPERATING.md");
+    let text = fs::read_to_string(path).expect("docs/OPERATING.md");
+    let row = |begin: &str| {
+        let begin = format!("| `{begin}");
+        let mut lines = text.lines().filter(|line| line.starts_with(&begin));
+        words(lines.next().unwrap_or_else(|| panic!("no row {begin}")))
+    };
+    fn each<const N: usize>(each: [(&'static str, u64); N]) -> Vec<&'static str> {
+        each.map(|(word, _)| word).to_vec()
+    }
+    let failures = each(Failures::default().each());
+    let rejections = each(Rejections::default().each());
+    let timeouts = backstop::metrics::TIMEOUTS.map(|kind| kind.as_str());
+    let reasons: Vec<_> = ReasonKind::ALL.iter().map(|word| word.as_str()).collect();
+    let actions: Vec<_> = ConfigAction::ALL.iter().map(|word| word.as_str()).collect();
+    let safety: Vec<_> = SafetyAction::ALL.iter().map(|word| word.as_str()).collect();
+    for (begin, wanted) in [
+        ("backstop_failures_total", &failures[..]),
+        ("backstop_rejected_total", &rejections),
+        ("backstop_timeouts_total", &timeouts),
+        ("backstop_held_total", &["backoff", "spin"]),
+        ("backstop_breaker_transitions_total", &reasons),
+        ("rejected` | connects", &rejections),
+        ("held`", &["backoff", "spin"]),
+        ("timeout`", &timeouts),
+        ("config`", &actions),
+        ("safety`", &safety),
+    ] {
+        let named = row(begin);
+        for word in wanted {
+            assert!(
+                named.contains(word),
+                "{begin}: {word} is not named: {named:?}"
+            );
+        }
+    }
+    let events = text
+        .split("\n## Events\n")
+        .nth(1)
+        .and_then(|rest| rest.split("\n## ").next());
+    let named = words(events.expect("the section"));
+    for kind in Event::KINDS {
+        assert!(named.contains(kind), "{kind} is not explained");
+    }
+}

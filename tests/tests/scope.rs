@@ -84,6 +84,78 @@ fn what_opens_for_one_workload_refuses_the_others() {
     assert_eq!(row["rejected"]["breaker"], 0, "{row:#}");
 }
 
+/// Half-open is half-open for all that share the breaker, and only a probe that failed is said to have.
+#[test]
+fn a_shared_breaker_that_is_half_open_is_shown_so() {
+    let (net, parent) = (TestNet::new(), TestCgroup::new("shown"));
+    let [a, b, c] = ["a", "b", "c"].map(|name| parent.child(name));
+    let agent = Agent::start_for_loops(&parent, CONFIG);
+    let mut dialers = [&a, &b, &c].map(|group| Dialer::start(DIAL, group, &net.client));
+    for dialer in &mut dialers {
+        assert_eq!(dialer.connect(TO).errno, libc::ECONNREFUSED);
+    }
+    for _ in 0..4 {
+        assert_eq!(dialers[0].connect(TO).errno, libc::ECONNREFUSED);
+    }
+    for group in [&a, &b, &c] {
+        wait_state(&agent, group, "open");
+    }
+    let _server = Server::start(&net.server, TO);
+    for group in [&a, &b, &c] {
+        let row = wait_state(&agent, group, "half_open");
+        assert_eq!(row["probe"], "free", "{row:#}");
+        assert_eq!(row["next_probe_in_ms"], Value::Null, "{row:#}");
+    }
+    let explained = agent.command(&["explain", DESTINATION]).good();
+    let words = explained.split_whitespace().collect::<Vec<_>>().join(" ");
+    assert!(
+        words.contains("connect now passes as a probe"),
+        "{explained}"
+    );
+    let shared = "connect now passes as the probe, unless another workload's connect is first";
+    assert_eq!(words.matches(shared).count(), 2, "{explained}");
+    // As said.
+    assert_eq!(dialers[2].connect(TO).errno, 0);
+    wait::until("two probes", SOON, || {
+        dialers[1].connect(TO);
+        (row_of(&agent, &b)["state"] == "closed").then_some(())
+    });
+    for group in [&a, &c] {
+        wait_state(&agent, group, "closed");
+    }
+    let changes = |group: &TestCgroup| -> Vec<String> {
+        let lines = agent.command(&["events", "--json"]).good();
+        let events = lines
+            .lines()
+            .map(|line| serde_json::from_str(line).expect("JSON"));
+        let of = events.filter(|event: &Value| {
+            event["kind"] == "breaker" && event["workload"] == group.workload()
+        });
+        let word = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+        of.map(|event| word(&event["from"]) + " " + &word(&event["to"]))
+            .collect()
+    };
+    let leads = ["closed open", "open half_open", "half_open closed"];
+    for group in [&a, &b, &c] {
+        let told = wait::until("the last change", SOON, || {
+            let told = changes(group);
+            told.last()?.ends_with(" closed").then_some(told)
+        });
+        // Whether b was in time to lead the second probe is up to who was first.
+        assert!(
+            told == leads || told == ["closed open", "open closed"],
+            "{told:?}"
+        );
+    }
+    assert_eq!(changes(&a), leads);
+    assert_eq!(changes(&c), leads);
+    let failed = ["from=\"half_open\"".to_owned(), "to=\"open\"".to_owned()];
+    assert_eq!(
+        agent.metric("backstop_breaker_transitions_total", &failed),
+        None
+    );
+}
+
 /// Loopback is another host in each namespace; and who has a breaker of his own keeps it.
 #[test]
 fn what_is_not_shared() {

@@ -21,7 +21,7 @@ use tests::{
     need,
     net::TestNet,
     nginx::Nginx,
-    outcome::expect,
+    outcome::{expect, judged},
     process::Program,
     server::{Server, read_head},
     talk::{DESTINATION, TO, wait_end},
@@ -283,6 +283,8 @@ fn a_body_that_stops_before_its_end() {
         &[("responses", 1), ("read_timeout", 1)],
     );
     assert_eq!(row["timeouts_ms"]["stall"], VALUE_MS, "{row:#}");
+    // An answer, and a failure; to the breaker one call, which failed.
+    assert_eq!(judged(&row), (1, 1), "{row:#}");
 }
 
 /// Each answer of a connection has an end of its own: the first two come whole, the third stops. With
@@ -312,11 +314,14 @@ fn the_third_answer_of_a_connection_stops() {
         scene.take(number, 2 * PONG.len(), "the second");
         scene.call("say", number, get("/"));
         scene.ends(number);
-        expect(
+        let row = expect(
             &scene.agent,
             DESTINATION,
             &[("responses", 3), ("read_timeout", 1)],
         );
+        assert_eq!(judged(&row), (3, 1), "{row:#}");
+        let run = &row["windows"]["exchanges"]["consecutive"];
+        assert_eq!(run, 1, "{row:#}");
     }
 }
 

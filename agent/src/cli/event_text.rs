@@ -177,9 +177,10 @@ fn what(record: &EventRecord) -> String {
             ..
         } => {
             format!(
-                "{}{} refused by {reason}, {comm}[{pid}]",
+                "{}{} refused by {reason}{}",
                 would(*mode),
-                count(*calls)
+                count(*calls),
+                process(comm, *pid)
             )
         }
         Event::Drained {
@@ -192,20 +193,25 @@ fn what(record: &EventRecord) -> String {
         ),
         Event::Held {
             reason,
+            count: calls,
             hold_ms,
             pid,
             comm,
             ..
         } => {
-            format!("{reason}: held for {}, {comm}[{pid}]", exact(*hold_ms))
+            let hold = hold_ms.map_or_else(String::new, |ms| format!(" for {}", exact(ms)));
+            let process = process(comm, *pid);
+            format!("{} held{hold} by {reason}{process}", count(*calls))
         }
         Event::RetryBudget {
             exhausted,
             ratio,
             budget_tokens,
+            mode,
             ..
         } => format!(
-            "{}: retries are {:.0} % of attempts, {budget_tokens:.0} more allowed",
+            "{}{}: retries are {:.0} % of attempts, {budget_tokens:.0} more allowed",
+            would(*mode),
             if *exhausted {
                 "exhausted"
             } else {
@@ -262,13 +268,22 @@ fn what(record: &EventRecord) -> String {
     }
 }
 
+/// Whose call it was, if that is known.
+fn process(comm: &str, pid: u32) -> String {
+    match pid {
+        0 => String::new(),
+        pid => format!(", {comm}[{pid}]"),
+    }
+}
+
 /// Of a message with several problems the first: an event is a line.
 fn first_line(message: &str) -> String {
     let more = message.lines().count().saturating_sub(1);
     match (message.lines().next(), more) {
         (Some(first), 0) => first.to_owned(),
         (Some(first), more) => {
-            format!("{first} (and {more} more: `backstop check FILE` lists them)")
+            let stays = message.rsplit_once("; ").map_or("", |(_, stays)| stays);
+            format!("{first}, and {more} more, which `backstop check FILE` lists; {stays}")
         }
         (None, _) => String::new(),
     }

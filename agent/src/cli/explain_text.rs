@@ -3,11 +3,12 @@
 use std::fmt::Write as _;
 
 use super::{
+    detail,
     table::{self, Style},
     units::{clean, exact},
 };
 use crate::control::api::{
-    Candidate, ExplainedRow, Explanation, Fit, Limits, Mode, Setting, SettingSource, State,
+    Candidate, ExplainedRow, Explanation, Fit, Limits, Mode, Probe, Setting, SettingSource, State,
 };
 
 /// Policies that do not match: so many are named, the others counted. `--json` has all.
@@ -146,7 +147,7 @@ fn rows(text: &mut String, explanation: &Explanation, style: Style) {
         text.push_str("No connect seen yet, so there is no breaker.\n");
     }
     for explained in &explanation.rows {
-        table::detail(text, &explained.row, style);
+        detail::detail(text, &explained.row, style);
         let mut line = |name: &str, value: &str| {
             let _ = write!(text, "  {name:<width$}", width = NAME - 2);
             wrapped(text, value, NAME, style.width);
@@ -157,7 +158,12 @@ fn rows(text: &mut String, explanation: &Explanation, style: Style) {
         if let Some(workload) = &explained.opened_by {
             let workload = clean(workload);
             let shared = "whose breaker this one shares (scope = \"node\")";
-            line("opened by", &format!("{workload}, {shared}"));
+            // While it is half-open, whoever has the probe leads.
+            let name = match explained.row.state {
+                State::HalfOpen => "led by",
+                _ => "opened by",
+            };
+            line(name, &format!("{workload}, {shared}"));
         }
         let waited = |ms: Option<u64>| ms.map_or("never".to_owned(), exact);
         let (connect, exchange) = (explained.gave_up_connect_ms, explained.gave_up_exchange_ms);
@@ -190,7 +196,17 @@ fn now(explanation: &Explanation, explained: &ExplainedRow) -> String {
             None => return "passes".to_owned(),
         },
         State::Open | State::ForcedOpen => format!("is refused with {errno}"),
-        State::HalfOpen => format!("passes if a probe slot is free, else is refused with {errno}"),
+        State::HalfOpen => match (explained.row.probe, &explained.opened_by) {
+            (Some(Probe::TakenElsewhere), _) => {
+                format!("is refused with {errno}: the probe is another workload's")
+            }
+            (Some(Probe::Free), Some(_)) => format!(
+                "passes as the probe, unless another workload's connect is first: then it is refused \
+                 with {errno}"
+            ),
+            (Some(Probe::Free), None) => "passes as a probe".to_owned(),
+            _ => format!("passes if a probe slot is free, else is refused with {errno}"),
+        },
     };
     if explanation.paused.is_some() {
         return "passes, because of the pause".to_owned();

@@ -7,6 +7,7 @@ mod args;
 mod config;
 #[cfg(test)]
 mod deployed;
+mod detail;
 mod event_text;
 mod explain;
 mod explain_text;

@@ -3,7 +3,7 @@
 use std::io::Write;
 
 use super::{
-    Failure, event_text,
+    Failure, detail, event_text,
     output::Output,
     table::{self, Style},
     units::clean,
@@ -13,6 +13,9 @@ use crate::control::{
     client::{Client, encode},
 };
 
+/// How the row of all destinations without one of their own is asked for.
+const OTHER: &str = "other";
+
 /// Shows all destinations, or one; fails when that one was never seen and nobody has given an order for
 /// it.
 pub async fn status(
@@ -21,7 +24,7 @@ pub async fn status(
     json: bool,
     out: &mut Output<'_>,
 ) -> Result<(), Failure> {
-    if let Some(destination) = destination {
+    if let Some(destination) = destination.filter(|of| *of != OTHER) {
         parse_destination(destination).map_err(Failure::Usage)?;
     }
     let target = match destination {
@@ -44,10 +47,10 @@ pub async fn status(
         };
         let text = match destination {
             Some(_) if !seen => {
-                let heading = table::details(&envelope, style);
+                let heading = detail::details(&envelope, style);
                 format!("{heading}\nNo connect seen yet.\n")
             }
-            Some(_) => table::details(&envelope, style),
+            Some(_) => detail::details(&envelope, style),
             None => table::table(&envelope, style),
         };
         out.write_all(text.as_bytes())?;

@@ -1,6 +1,7 @@
 //! The command line, and whole commands against a server with a fake backend.
 
 mod texts;
+mod told;
 
 use clap::CommandFactory;
 
@@ -243,7 +244,7 @@ async fn bad_usage_needs_no_agent() {
     let error = Cli::try_parse_from(["backstop", "pause", "--for", "abc"]).unwrap_err();
     let message = error.to_string();
     assert!(
-        message.contains("'--for <DURATION>': \"abc\": "),
+        message.contains("'--for <DURATION>': \"abc\" is no duration"),
         "{message}"
     );
 }

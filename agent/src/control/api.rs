@@ -20,8 +20,8 @@ pub use event::{
 pub use explain::{Candidate, ExplainedRow, Explanation, Fit, Protection, Setting, SettingSource};
 pub use status::{
     ByHand, Bypass, Connects, Exchanges, Failures, Held, Latency, Limit, Limits, ManualState, Mode,
-    Paused, Reason, ReasonKind, Rejections, Retry, Row, State, StatusEnvelope, TimeoutsMs, Window,
-    Windows,
+    Paused, Probe, Reason, ReasonKind, Rejections, Retry, RetryPolicy, Row, State, StatusEnvelope,
+    TimeoutsMs, Unresolved, Window, Windows,
 };
 pub use timestamp::Timestamp;
 

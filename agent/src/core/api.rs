@@ -247,6 +247,10 @@ pub struct BreakerView {
     pub bypassed: Option<Bypass>,
     /// Open only because this row's breaker is, of another workload (`scope = "node"`).
     pub follows: Option<RowId>,
+    /// The one that it follows is half-open, and so, in truth, is this one; else `None`.
+    pub shared_probe: Option<SharedProbe>,
+    /// Half-open, and no probe is under way: the next connect is one.
+    pub awaits_probe: bool,
     /// End of a manual state.
     pub manual_until: Option<Nanos>,
     /// Until when a share of the connects passes, just after closing.
@@ -255,6 +259,15 @@ pub struct BreakerView {
     pub cooldown: Nanos,
     /// Where the windows of connects and exchanges begin ([`WindowKind::index`]).
     pub floors: [Floor; 2],
+}
+
+/// The probe of a breaker that several rows share, as one sees it that follows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SharedProbe {
+    /// Nobody's yet: this row's next connect may be it.
+    Free,
+    /// Another row's: this row refuses until it has ended.
+    Taken,
 }
 
 impl BreakerView {

@@ -42,7 +42,7 @@ pub mod traits;
 pub mod waits;
 pub mod window;
 
-pub use api::{Action, BreakerView, DialTarget, Event, Floor, ProbeOutcome, RowId};
+pub use api::{Action, BreakerView, DialTarget, Event, Floor, ProbeOutcome, RowId, SharedProbe};
 pub use breaker::VERDICT_SLACK;
 pub use correlated::{Correlated, is_loopback};
 pub use engine::Engine;

@@ -10,7 +10,7 @@ use std::{
 
 use tokio::sync::{mpsc, oneshot};
 
-use super::{journal::Journal, reactor::HEARTBEAT_MAX_AGE};
+use super::{journal::Journal, reactor::HEARTBEAT_MAX_AGE, view::OTHER};
 use crate::{
     control::{
         Answer, Backend, Caller, EventFeed, Manual,
@@ -29,10 +29,30 @@ const QUEUE: usize = 256;
 /// Where an answer goes.
 pub type Reply<T> = oneshot::Sender<Result<T, ApiError>>;
 
+/// Whose rows are to be shown.
+pub enum Wanted {
+    /// All.
+    All,
+    /// The one of all those without a row of their own.
+    Other,
+    /// Those of a destination.
+    One(DestinationArg),
+}
+
+impl Wanted {
+    fn parse(text: Option<&str>) -> Result<Self, ApiError> {
+        match text {
+            None => Ok(Self::All),
+            Some(OTHER) => Ok(Self::Other),
+            Some(text) => destination(text).map(Self::One),
+        }
+    }
+}
+
 /// What the control server asks of the select loop.
 pub enum Request {
-    /// All rows, or those of one destination.
-    Status(Option<DestinationArg>, Reply<StatusEnvelope>),
+    /// These rows.
+    Status(Wanted, Reply<StatusEnvelope>),
     /// What holds for a destination when this caller connects.
     Explain(DestinationArg, Caller, Reply<Explanation>),
     /// An operator's order for a destination, for one workload or all.
@@ -117,7 +137,7 @@ fn refuse<T: Send + 'static>(error: ApiError) -> Answer<T> {
 
 impl Backend for Handle {
     fn status(&self, wanted: Option<String>) -> Answer<StatusEnvelope> {
-        match wanted.as_deref().map(destination).transpose() {
+        match Wanted::parse(wanted.as_deref()) {
             Ok(wanted) => self.ask(|reply| Request::Status(wanted, reply)),
             Err(error) => refuse(error),
         }

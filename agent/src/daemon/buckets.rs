@@ -75,8 +75,10 @@ pub fn summary(counts: &Counts, all: &Counts, longest: u64) -> Latency {
     let Some(highest) = counts.iter().rposition(|count| *count > 0) else {
         return Latency::default();
     };
-    let is_longest =
-        all[highest] == counts[highest] && all[highest + 1..].iter().all(|count| *count == 0);
+    // (Less where it was forgotten, as a destination is that has a new owner.)
+    let is_longest = longest >= lower_bound(highest)
+        && all[highest] == counts[highest]
+        && all[highest + 1..].iter().all(|count| *count == 0);
     let max = if is_longest {
         let most = if highest == BUCKETS - 1 {
             u64::MAX

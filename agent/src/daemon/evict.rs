@@ -86,11 +86,9 @@ impl Evictions {
         (u64::from(table.len() - 1) * STEP_PER_MILLE / 1000).max(1) as usize
     }
 
-    /// Gives rows up that the event thread has let go of.
-    ///
-    /// # Errors
-    /// When a row cannot be returned to the kernel.
-    pub fn give_up(&mut self, kernel: &mut Kernel, rows: &[RowId]) -> Result<()> {
+    /// Makes rows unreachable that the event thread has let go of; answers with those that are to be
+    /// given up, which no program holds any more.
+    pub fn close(&mut self, kernel: &mut Kernel, rows: &[RowId]) -> Vec<RowId> {
         let table = kernel.table();
         let mut leaving = Vec::with_capacity(rows.len());
         for id in rows {
@@ -99,24 +97,36 @@ impl Evictions {
             };
             if kernel.row_of(&row.key) == Some(id.index) {
                 kernel.forget_key(&row.key);
-                leaving.push(id.index);
+                leaving.push(*id);
             }
         }
         if leaving.is_empty() {
-            return Ok(());
+            return leaving;
         }
         wait_for_programs();
         // A connection that has come meanwhile is counted in the row: it stays.
-        leaving.retain(|&index| {
-            let came = table.row(index).filter(is_counted);
-            !came.is_some_and(|row| kernel.remember_key(&row.key, index))
+        leaving.retain(|id| {
+            let came = table.row(id.index).filter(is_counted);
+            !came.is_some_and(|row| kernel.remember_key(&row.key, id.index))
         });
-        for index in &leaving {
-            table.disown(*index);
+        leaving
+    }
+
+    /// Gives rows up that [`Evictions::close`] has answered with.
+    ///
+    /// # Errors
+    /// When a row cannot be returned to the kernel.
+    pub fn give_up(&mut self, kernel: &mut Kernel, leaving: &[RowId]) -> Result<()> {
+        if leaving.is_empty() {
+            return Ok(());
+        }
+        let table = kernel.table();
+        for id in leaving {
+            table.disown(id.index);
         }
         wait_for_programs();
         self.total += leaving.len() as u64;
-        self.draining.append(&mut leaving);
+        self.draining.extend(leaving.iter().map(|id| id.index));
         self.drain(kernel)
     }
 

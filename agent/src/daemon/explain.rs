@@ -104,6 +104,13 @@ impl Node {
             rows.iter().any(|row| row.row.destination == to)
         });
         let Some(((netns, addr), destination)) = of_row.or(known.first()) else {
+            if let Some(unresolved) = self.unresolved().iter().find(|of| of.name == *name) {
+                return Err(ApiError::NotFound(format!(
+                    "{wanted}: {} names it, but it cannot be looked up: {}; so that holds for no address of \
+                     it, and no program was heard to be told one",
+                    unresolved.named_by, unresolved.error
+                )));
+            }
             return Err(ApiError::NotFound(format!(
                 "{wanted}: no address is known of that name: the agent has not looked it up (it does so for \
                  names that stand in full in its configuration) or could not, and no program was heard to \

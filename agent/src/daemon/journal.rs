@@ -23,18 +23,24 @@ const LOG_LINES_PER_SECOND: u32 = 20;
 /// The journal. Shared: written by the select loop, read by the control server.
 pub struct Journal {
     inner: Mutex<Inner>,
-    followers: broadcast::Sender<Arc<EventRecord>>,
 }
+
+/// A record, and its number among all: in what order those of the same time were published.
+type Kept = (u64, Arc<EventRecord>);
 
 struct Inner {
     /// Decisions, and whatever else is rare.
-    decisions: VecDeque<Arc<EventRecord>>,
-    /// Timeouts and refusals: they may be many, and must push out no decision.
-    firings: VecDeque<Arc<EventRecord>>,
+    decisions: VecDeque<Kept>,
+    /// Timeouts, refusals, held connects and spent budgets: they may be many, and must push out no
+    /// decision.
+    firings: VecDeque<Kept>,
     /// Failures and calls, shown only with `all`.
-    calls: VecDeque<Arc<EventRecord>>,
+    calls: VecDeque<Kept>,
+    published: u64,
     limit: usize,
     log: LogLimit,
+    /// `None` once the agent ends.
+    followers: Option<broadcast::Sender<Arc<EventRecord>>>,
 }
 
 impl Journal {
@@ -45,10 +51,11 @@ impl Journal {
                 decisions: VecDeque::new(),
                 firings: VecDeque::new(),
                 calls: VecDeque::new(),
+                published: 0,
                 limit,
                 log: LogLimit::default(),
+                followers: Some(broadcast::channel(FOLLOWER_BACKLOG).0),
             }),
-            followers: broadcast::channel(FOLLOWER_BACKLOG).0,
         }
     }
 
@@ -58,20 +65,32 @@ impl Journal {
         let mut inner = self.inner.lock().unwrap_or_else(PoisonError::into_inner);
         let limit = inner.limit;
         inner.log.line(&record);
+        inner.published += 1;
+        let number = inner.published;
         let ring = match &record.event {
             Event::Failure { .. } | Event::Calls { .. } | Event::Redial { .. } => &mut inner.calls,
-            Event::Timeout { .. } | Event::Rejected { .. } => &mut inner.firings,
+            event if is_firing(event) => &mut inner.firings,
             _ => &mut inner.decisions,
         };
         if limit > 0 {
             if ring.len() >= limit {
                 ring.pop_front();
             }
-            ring.push_back(Arc::clone(&record));
+            ring.push_back((number, Arc::clone(&record)));
         }
         // Under the lock, so that a new follower gets neither a gap nor a repetition. Nobody
         // following is no error.
-        let _ = self.followers.send(record);
+        if let Some(followers) = &inner.followers {
+            let _ = followers.send(record);
+        }
+    }
+
+    /// The agent ends, and nothing more happens: followers read what there is, and then the end. Whether
+    /// there are any.
+    pub fn end(&self) -> bool {
+        let mut inner = self.inner.lock().unwrap_or_else(PoisonError::into_inner);
+        let followers = inner.followers.take();
+        followers.is_some_and(|followers| followers.receiver_count() > 0)
     }
 
     /// Logs how many lines were left out in the second that is over at `time`, if it is.
@@ -98,10 +117,14 @@ impl Journal {
         if all {
             kept.extend(inner.calls.iter().cloned());
         }
-        kept.sort_by_key(|record| record.time);
+        kept.sort_by_key(|(number, record)| (record.time, *number));
         EventFeed {
-            kept,
-            coming: self.followers.subscribe(),
+            kept: kept.into_iter().map(|(_, record)| record).collect(),
+            coming: match &inner.followers {
+                Some(followers) => followers.subscribe(),
+                // Of a channel without a sender.
+                None => broadcast::channel(1).1,
+            },
         }
     }
 }
@@ -156,7 +179,7 @@ impl LogLimit {
 
     fn line(&mut self, record: &EventRecord) {
         match &record.event {
-            Event::Timeout { .. } | Event::Rejected { .. } => {
+            event if is_firing(event) => {
                 self.begin(record.time);
                 if self.lines >= LOG_LINES_PER_SECOND {
                     self.left_out += 1;
@@ -169,6 +192,17 @@ impl LogLimit {
         }
         log(record);
     }
+}
+
+/// Whether an event is one of those that come with calls, and may be many.
+fn is_firing(event: &Event) -> bool {
+    matches!(
+        event,
+        Event::Timeout { .. }
+            | Event::Rejected { .. }
+            | Event::Held { .. }
+            | Event::RetryBudget { .. }
+    )
 }
 
 fn log(record: &EventRecord) {
@@ -247,6 +281,11 @@ fn log(record: &EventRecord) {
             by,
         } => tracing::warn!(by = by.as_deref(), "configuration refused: {message}"),
         Event::Config {
+            action: ConfigAction::Missing,
+            message,
+            ..
+        } => tracing::warn!("{message}"),
+        Event::Config {
             action,
             message,
             by,
@@ -269,18 +308,31 @@ fn log(record: &EventRecord) {
         ),
         Event::Held {
             destination,
+            workload,
             reason,
+            count,
             hold_ms,
+            pid,
+            comm,
             ..
         } => {
-            tracing::info!(%destination, "held {hold_ms} ms by {reason}");
+            tracing::info!(
+                %destination, %workload, pid, comm, hold_ms,
+                "held by {reason}, {count} since the last line"
+            );
         }
         Event::RetryBudget {
             destination,
+            workload,
             exhausted,
+            mode,
             ..
         } => {
-            tracing::warn!(%destination, exhausted, "retry budget");
+            let what = match exhausted {
+                true => "is spent: retries beyond it are refused",
+                false => "has refused nothing for a window",
+            };
+            tracing::warn!(%destination, %workload, "the retry budget {what} ({mode})");
         }
         Event::Failure { .. } | Event::Calls { .. } | Event::Redial { .. } => {}
     }

@@ -2,7 +2,7 @@
 //! group, what an operator means by one.
 
 use std::{
-    collections::HashMap,
+    collections::{BTreeMap, HashMap},
     hash::{BuildHasher as _, RandomState},
     net::Ipv6Addr,
     sync::Arc,
@@ -22,7 +22,7 @@ use super::{
     view,
 };
 use crate::{
-    control::api::{Event, SafetyAction},
+    control::api::{ConfigAction, Event, SafetyAction, Unresolved},
     core::{Endpoint, Full, Membership, Nanos, Reason, ReasonKind, RowId},
     hosts::{
         Change, HostNames, Place,
@@ -46,6 +46,8 @@ pub struct Naming {
     /// All names.
     pub hosts: HostNames,
     resolver: Resolver,
+    /// Names that cannot be looked up, and why.
+    unresolved: BTreeMap<Arc<str>, String>,
     /// Addresses whose rows are to be looked at, and whether they have a new owner.
     changed: HashMap<Place, bool>,
     /// Not before this.
@@ -67,6 +69,7 @@ impl Naming {
         Self {
             hosts,
             resolver,
+            unresolved: BTreeMap::new(),
             changed: HashMap::new(),
             next_look: Nanos::ZERO,
             expired_at: Nanos::ZERO,
@@ -181,12 +184,57 @@ pub fn entries(plan: &Plan, hosts: &HostNames) -> Vec<(PolicyKey, u32, u32)> {
 impl Node {
     /// The agent has looked a name up.
     pub fn found(&mut self, found: Found) {
-        if let Found::Addresses(name, addresses) = found
-            && self.naming.resolver.names().contains(&name)
-        {
-            let changes = self.naming.hosts.resolved(&name, &addresses, clock::now());
-            self.renamed(changes);
+        match found {
+            Found::Addresses(name, addresses) if self.is_looked_up(&name) => {
+                if self.naming.unresolved.remove(&name).is_some() {
+                    self.say(Event::Config {
+                        action: ConfigAction::Found,
+                        message: format!("{name} can be looked up again"),
+                        by: None,
+                    });
+                }
+                let changes = self.naming.hosts.resolved(&name, &addresses, clock::now());
+                self.renamed(changes);
+            }
+            Found::Failed(name, error) if self.is_looked_up(&name) => {
+                let message = format!(
+                    "{} names {name}, which cannot be looked up: {error}; it holds for no address of that \
+                     name but those that programs are told",
+                    self.named_by(&name)
+                );
+                self.naming.unresolved.insert(name, error);
+                self.say(Event::Config {
+                    action: ConfigAction::Missing,
+                    message,
+                    by: None,
+                });
+            }
+            Found::Addresses(..) | Found::Failed(..) | Found::RoundEnded => {}
         }
+    }
+
+    fn is_looked_up(&self, name: &Arc<str>) -> bool {
+        self.naming.resolver.names().contains(name)
+    }
+
+    /// Who names a destination by this name.
+    fn named_by(&self, name: &str) -> String {
+        match self.plan.config.naming(name) {
+            none if none.is_empty() => "an operator's order".to_owned(),
+            some => some.join(", "),
+        }
+    }
+
+    /// The names that cannot be looked up.
+    pub(super) fn unresolved(&self) -> Vec<Unresolved> {
+        let names = self.naming.unresolved.iter();
+        names
+            .map(|(name, error)| Unresolved {
+                name: name.to_string(),
+                named_by: self.named_by(name),
+                error: error.clone(),
+            })
+            .collect()
     }
 
     /// A program was told something about a name.
@@ -293,6 +341,9 @@ impl Node {
         if !names.is_empty() || !self.naming.resolver.names().is_empty() {
             self.naming.resolver.look_up(names);
             let names: Vec<Arc<str>> = self.naming.resolver.names().to_vec();
+            self.naming
+                .unresolved
+                .retain(|name, _| names.contains(name));
             let changes = self.naming.hosts.keep_own(&names);
             self.renamed(changes);
         }

@@ -4,14 +4,11 @@
 //! itself and the notices of the event thread. Orders are in `requests`, what comes round by itself
 //! in `upkeep`.
 
-use std::{collections::HashMap, path::PathBuf, sync::Arc};
+use std::{path::PathBuf, sync::Arc};
 
 use agent_common::{
     EventKind, Mode, OTHER_ROW, Row as KernelRow, Settings, Verdict,
-    event::{
-        EVENT_LIMIT, EVENT_OUR_TIMEOUT, EVENT_RETRY_BUDGET, EVENT_RETRY_DEADLINE,
-        EVENT_RETRY_LIMIT, EVENT_WOULD,
-    },
+    event::{EVENT_OUR_TIMEOUT, EVENT_WOULD},
     row::ROW_PROTECTED,
     verdict::{STATE_FORCED_CLOSED, STATE_FORCED_OPEN},
 };
@@ -28,6 +25,7 @@ use super::{
     pause::Pause,
     plan::{Plan, Ticks},
     reactor::{Command, Commander, Notice, Reactor},
+    refusals::Refusals,
     takeover::Heir,
     tally::{Subject, Tally},
     view,
@@ -117,8 +115,8 @@ pub struct Node {
     pub(super) unnamed: Vec<RowId>,
     /// When losses were last looked at.
     pub(super) losses_at: Nanos,
-    /// Refusals that the last `rejected` event of a row had counted, by reason.
-    pub(super) reported: HashMap<RowId, [u64; 5]>,
+    /// Refusals and held connects, and what of them was told.
+    pub(super) refusals: Refusals,
     pub(super) lost: u64,
     /// An agent that is taking over.
     pub(super) heir: Option<Heir>,
@@ -179,7 +177,7 @@ impl Node {
             counted_at: Nanos(0),
             unnamed: Vec::new(),
             losses_at: Nanos(0),
-            reported: HashMap::new(),
+            refusals: Refusals::default(),
             lost: 0,
             heir: None,
             handed_over: false,
@@ -216,6 +214,9 @@ impl Node {
                 cause,
             } => {
                 let Some(row) = self.shown(id) else { return };
+                let time = WallClock::read().at(at);
+                // Before the change, as they were of the state before.
+                self.tell_before(id, from, time);
                 self.keeper.changed();
                 let (from, to) = (view::state(from), view::state(to));
                 let reason = view::reason(reason);
@@ -252,7 +253,7 @@ impl Node {
                     cause,
                     by: by.map(|by| by.to_string()),
                 };
-                self.journal.publish(WallClock::read().at(at), event);
+                self.journal.publish(time, event);
             }
             Notice::Bypassed(row, reason, group) => self.bypassed(row, reason, group),
             Notice::Redialled { row, answered, at } => {
@@ -288,14 +289,14 @@ impl Node {
                         self.failed_at = clock::now();
                         self.failure(id, &event);
                     }
-                    EventKind::REJECTED => self.rejected(id, &event),
+                    EventKind::REJECTED | EventKind::HELD => self.refused(id, &event),
                     _ => {}
                 }
             }
         }
     }
 
-    fn shown(&self, id: RowId) -> Option<KernelRow> {
+    pub(super) fn shown(&self, id: RowId) -> Option<KernelRow> {
         self.table
             .owned(id)
             .filter(|row| !self.hidden.contains(row.key.cgroup_id))
@@ -399,52 +400,6 @@ impl Node {
         };
         self.tally
             .failure(&self.journal, &self.table, id, event, subject, time);
-    }
-
-    fn rejected(&mut self, id: RowId, event: &agent_common::Event) {
-        let Some(row) = self.shown(id) else { return };
-        let retries = self.table.retries(id.index);
-        let rejected = view::rejected(&row, &retries).each();
-        let would = view::would_reject(&row, &retries).each();
-        let mut totals = [0; 5];
-        for (total, (one, other)) in totals.iter_mut().zip(rejected.iter().zip(&would)) {
-            *total = one.1 + other.1;
-        }
-        let before = self.reported.insert(id, totals).unwrap_or_default();
-        let told = [
-            (EVENT_RETRY_BUDGET, "retry_budget"),
-            (EVENT_RETRY_LIMIT, "retry_limit"),
-            (EVENT_RETRY_DEADLINE, "deadline"),
-            (EVENT_LIMIT, "limit"),
-        ];
-        let told = told.iter().find(|(flag, _)| event.flags & flag != 0);
-        let told = told.map_or("breaker", |(_, reason)| reason);
-        let mode = if event.flags & EVENT_WOULD != 0 {
-            api::Mode::Observe
-        } else {
-            api::Mode::Enforce
-        };
-        // One event of the kernel a second may stand for several reasons.
-        for ((reason, _), (total, before)) in rejected.iter().zip(totals.iter().zip(before)) {
-            let count = total.saturating_sub(before);
-            if count == 0 && *reason != told {
-                continue;
-            }
-            self.journal.publish(
-                WallClock::read().at(Nanos(event.at_ns)),
-                Event::Rejected {
-                    destination: view::destination(id, &row),
-                    workload: view::workload(id, &row, &mut self.names),
-                    netns: netns(&row),
-                    reason: (*reason).to_owned(),
-                    count: count.max(1),
-                    pid: event.pid,
-                    comm: comm(&event.comm),
-                    mode,
-                    generation: event.generation,
-                },
-            );
-        }
     }
 }
 

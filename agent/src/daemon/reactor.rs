@@ -5,7 +5,7 @@
 //! and counted, verdicts are not.
 
 use std::{
-    collections::HashMap,
+    collections::{HashMap, HashSet},
     os::fd::OwnedFd,
     sync::{
         Arc,
@@ -224,6 +224,7 @@ impl Reactor {
             raised_at: Nanos(0),
             limited: HashMap::new(),
             acting: None,
+            given_way: HashSet::new(),
         };
         let thread = std::thread::Builder::new()
             .name("backstop-events".into())
@@ -291,6 +292,8 @@ struct Worker {
     limited: HashMap<DialTarget, RowId>,
     /// The order that is being carried out.
     acting: Option<(RowId, Order)>,
+    /// Rows that were told to be half-open and follow another one's probe since (`scope = "node"`).
+    given_way: HashSet<RowId>,
 }
 
 impl Worker {
@@ -419,6 +422,7 @@ impl Worker {
                 }
                 self.notify(Notice::Kernel(*event));
             }
+            EventKind::HELD => self.notify(Notice::Kernel(*event)),
             _ => {}
         }
     }
@@ -526,6 +530,8 @@ impl Worker {
     /// Carries out what the core decided. `since` is the kernel's time of the event behind it.
     fn perform(&mut self, since: Option<u64>) {
         let mut actions = std::mem::take(&mut self.actions);
+        // Before any verdict is in force: nothing comes of one that seems to be from before.
+        let at = clock::now();
         for action in actions.drain(..) {
             match action {
                 Action::SetVerdict {
@@ -547,10 +553,12 @@ impl Worker {
                     reason,
                     generation,
                 } => {
-                    let at = clock::now();
                     if to == State::Open {
                         self.opened(row);
                     }
+                    let Some(from) = self.told_from(row, from, to) else {
+                        continue;
+                    };
                     self.notify(Notice::Transition {
                         row,
                         from,
@@ -566,7 +574,6 @@ impl Worker {
                 }
                 Action::Correlated(change) => self.notify(Notice::Correlated(change)),
                 Action::Redialled { row, answered } => {
-                    let at = clock::now();
                     self.notify(Notice::Redialled { row, answered, at });
                 }
                 Action::Dial { target } => self.dial(target),
@@ -598,6 +605,23 @@ impl Worker {
             (_, State::Closed) if was_forced => Some((Cause::TimeOver, None)),
             _ => None,
         }
+    }
+
+    /// From which state a row has come, as far as people were told; `None`: there is nothing to tell. A
+    /// half-open row that leaves the probe to another one, with which it shares a breaker, has not failed
+    /// and is still half-open.
+    fn told_from(&mut self, row: RowId, from: State, to: State) -> Option<State> {
+        if (from, to) == (State::HalfOpen, State::Open) {
+            let view = self.engine.view(row, clock::now());
+            if view.is_some_and(|view| view.shared_probe.is_some()) {
+                self.given_way.insert(row);
+                return None;
+            }
+        }
+        if self.given_way.remove(&row) && from == State::Open {
+            return (to != State::HalfOpen).then_some(State::HalfOpen);
+        }
+        Some(from)
     }
 
     /// Has connections ended where the policy says so.
@@ -749,6 +773,7 @@ impl Worker {
                     rows.truncate(most);
                     for row in &rows {
                         self.handle(Event::Forget { row: *row });
+                        self.given_way.remove(row);
                     }
                     let _ = reply.send(rows);
                 }

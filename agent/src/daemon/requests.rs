@@ -10,7 +10,7 @@ use anyhow::{Context as _, Result};
 use tokio::sync::oneshot;
 
 use super::{
-    backend::Request,
+    backend::{Request, Wanted},
     named::{self, Sizes},
     node::Node,
     plan::{Plan, window_calls},
@@ -35,7 +35,7 @@ impl Node {
         // Whoever asked may have gone: then nobody is told.
         match request {
             Request::Status(wanted, reply) => {
-                let _ = reply.send(self.status(wanted.as_ref()).await);
+                let _ = reply.send(self.status(&wanted).await);
             }
             Request::Explain(destination, caller, reply) => {
                 let _ = reply.send(self.explain(&destination, &caller).await);
@@ -101,10 +101,7 @@ impl Node {
         }
     }
 
-    pub(super) async fn status(
-        &mut self,
-        wanted: Option<&DestinationArg>,
-    ) -> Result<StatusEnvelope, ApiError> {
+    pub(super) async fn status(&mut self, wanted: &Wanted) -> Result<StatusEnvelope, ApiError> {
         let views = self.views().await?;
         let viewer = Viewer {
             table: &self.table,
@@ -118,15 +115,28 @@ impl Node {
             hosts: &self.naming.hosts,
             now: clock::now(),
         };
-        let rows = viewer
+        let mut rows: Vec<_> = viewer
             .rows()
             .filter(|(id, row)| match wanted {
-                None => true,
-                Some(wanted) => id.index != OTHER_ROW && named::is_meant(viewer.hosts, wanted, row),
+                Wanted::All => true,
+                Wanted::Other => id.index == OTHER_ROW,
+                Wanted::One(wanted) => {
+                    id.index != OTHER_ROW && named::is_meant(viewer.hosts, wanted, row)
+                }
             })
             .map(|(id, row)| viewer.view(id, &row, &mut self.names))
             .collect();
-        let orders = self.manual_states(wanted, None);
+        // Of several names the one that was asked for.
+        if let Wanted::One(DestinationArg::Name { name, .. }) = wanted {
+            for row in &mut rows {
+                row.name = Some(name.to_string());
+            }
+        }
+        let orders = match wanted {
+            Wanted::All => self.manual_states(None, None),
+            Wanted::Other => Vec::new(),
+            Wanted::One(wanted) => self.manual_states(Some(wanted), None),
+        };
         let mut envelope = StatusEnvelope {
             version: env!("CARGO_PKG_VERSION").to_owned(),
             mode: self.api_mode(),
@@ -134,6 +144,7 @@ impl Node {
             lost_events: self.table.lost_events() + self.reactor.dropped.load(Ordering::Relaxed),
             paused: self.pause.current().cloned(),
             orders,
+            unresolved: self.unresolved(),
             destinations: rows,
         };
         envelope.sort();

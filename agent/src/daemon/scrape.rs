@@ -40,14 +40,13 @@ pub async fn text(node: &mut Node) -> Result<String> {
             destination: view::destination(id, &row),
             workload: view::workload(id, &row, &mut node.names),
             policy: node.plan.name(row.settings.policy).to_string(),
-            state: views
-                .get(&id)
-                .map_or(State::Closed, |of| view::state(of.state)),
+            state: views.get(&id).map_or(State::Closed, view::shown),
             attempts: row.attempts,
             established: row.established,
             in_flight: u64::from(row.pending()) + row.exchanges_in_flight,
             abandoned: row.abandoned + row.exchange_abandoned,
             throttled: u64::from(row.throttled),
+            possible: view::possible(&node.plan, &row),
             failures: view::failures(&row),
             rejected: view::rejected(&row, &retries),
             would_reject: view::would_reject(&row, &retries),

@@ -34,7 +34,7 @@ use super::{
     reactor::{HEARTBEAT_MAX_AGE, Reactor},
     takeover::Live,
     waiting::Waiting,
-    watch::Watch,
+    watch::{Change, Watch},
 };
 use crate::{
     cli::{EXIT_DONE, EXIT_FAILED, EXIT_KERNEL, EXIT_USAGE, RunArgs},
@@ -56,8 +56,12 @@ use crate::{
 const HISTOGRAMS: u32 = 4096;
 /// How often rows, losses, pauses and calls are looked at.
 const TICK: Duration = Duration::from_millis(100);
+/// Longest path of a socket: `sun_path` without its final zero (unix(7)).
+const SOCKET_PATH_BYTES: usize = 107;
 /// So long the start waits for names in the configuration to be looked up.
 const FIRST_NAMES: Duration = Duration::from_secs(2);
+/// So long the end waits for those who follow the events to get the last of them.
+const LAST_LINES: Duration = Duration::from_millis(50);
 /// How often enforcement is proven again.
 const PROVE_EVERY: Duration = Duration::from_secs(30);
 /// How often cgroups are looked for that have vanished or returned.
@@ -89,6 +93,9 @@ pub fn run(args: RunArgs) -> ExitCode {
 }
 
 fn start(args: RunArgs) -> Result<()> {
+    if let Some(longest) = too_long(&args.socket) {
+        return Err(Usage(longest).into());
+    }
     let source = Source {
         file: args.config.clone(),
         mode: args.mode.map(|mode| match mode {
@@ -193,7 +200,7 @@ async fn serve(
         Some(ring) => listener::start(ring)?,
         None => bail!("the ring of DNS answers is in use"),
     };
-    let hosts = first_names(&resolver, &mut found).await;
+    let (hosts, not_found) = first_names(&resolver, &mut found).await;
     let named_entries = named::entries(&plan, &hosts);
     let entries = [plan.entries.as_slice(), named_entries.as_slice()].concat();
     kernel.set_policies(&plan.settings, &plan.retries, &entries)?;
@@ -343,6 +350,9 @@ async fn serve(
         None => None,
     };
     started(&node, &args, mode, &listening)?;
+    for name in not_found {
+        node.found(name);
+    }
 
     let mut tick = every(TICK);
     let mut prove_again = every(PROVE_EVERY);
@@ -394,7 +404,10 @@ async fn serve(
             }
             _ = check_cgroups.tick() => node.check_cgroups(),
             _ = hangup.recv() => reload(&mut node),
-            () = changed(&mut watch) => reload(&mut node),
+            change = changed(&mut watch) => match change {
+                Change::Contents => reload(&mut node),
+                Change::Gone(error) => node.file_is_gone(&error),
+            },
             _ = terminate.recv() => break,
             _ = interrupt.recv() => break,
         }
@@ -404,21 +417,38 @@ async fn serve(
         }
     }
     let _ = sd_notify::notify(&[sd_notify::NotifyState::Stopping]);
+    // What has happened until now is told.
+    while let Ok(notice) = notices.try_recv() {
+        node.notice(notice);
+    }
     node.stop();
+    if node.journal.end() {
+        // On this thread the followers' lines get out meanwhile.
+        tokio::time::sleep(LAST_LINES).await;
+    }
     tracing::info!("stopped: every option is given back, nothing stays attached");
     Ok(())
 }
 
-/// What the agent's first round of look-ups finds, as far as it is in time: a resolver that does not
+/// What the agent's first round of look-ups finds and what it does not, as far as it is in time: a resolver that does not
 /// answer must not keep the agent from starting.
-async fn first_names(resolver: &Resolver, found: &mut mpsc::Receiver<Found>) -> HostNames {
-    let mut hosts = HostNames::default();
+async fn first_names(
+    resolver: &Resolver,
+    found: &mut mpsc::Receiver<Found>,
+) -> (HostNames, Vec<Found>) {
+    let (mut hosts, mut not_found) = (HostNames::default(), Vec::new());
     if resolver.names().is_empty() {
-        return hosts;
+        return (hosts, not_found);
     }
     let round = async {
-        while let Some(Found::Addresses(name, addresses)) = found.recv().await {
-            hosts.resolved(&name, &addresses, clock::now());
+        while let Some(found) = found.recv().await {
+            match found {
+                Found::Addresses(name, addresses) => {
+                    hosts.resolved(&name, &addresses, clock::now());
+                }
+                Found::Failed(..) => not_found.push(found),
+                Found::RoundEnded => return,
+            }
         }
     };
     if tokio::time::timeout(FIRST_NAMES, round).await.is_err() {
@@ -428,7 +458,7 @@ async fn first_names(resolver: &Resolver, found: &mut mpsc::Receiver<Found>) -> 
             FIRST_NAMES.as_secs()
         );
     }
-    hosts
+    (hosts, not_found)
 }
 
 /// Says that the agent is ready: to whoever reads stdout, to systemd, and in the events.
@@ -505,7 +535,7 @@ async fn finished(proofs: &mut Option<JoinHandle<Vec<Proof>>>) -> Vec<Proof> {
     }
 }
 
-async fn changed(watch: &mut Option<Watch>) {
+async fn changed(watch: &mut Option<Watch>) -> Change {
     match watch {
         Some(watch) => watch.changed().await,
         None => std::future::pending().await,
@@ -516,6 +546,18 @@ fn every(period: Duration) -> tokio::time::Interval {
     let mut interval = interval(period);
     interval.set_missed_tick_behavior(MissedTickBehavior::Delay);
     interval
+}
+
+/// Says so if no program could reach a socket of this path, however it was made.
+fn too_long(socket: &Path) -> Option<String> {
+    let bytes = socket.as_os_str().len();
+    (bytes > SOCKET_PATH_BYTES).then(|| {
+        format!(
+            "--socket {}: {bytes} bytes, and no program can connect to a socket whose path is longer than \
+             {SOCKET_PATH_BYTES}; choose a shorter one",
+            socket.display()
+        )
+    })
 }
 
 /// Canonical paths of the cgroups to attach to; one inside another is dropped, because programs

@@ -19,7 +19,7 @@ use super::{
     waiting::Standstill,
 };
 use crate::{
-    control::api::{Event, SafetyAction, Timestamp},
+    control::api::{ConfigAction, Event, SafetyAction, Timestamp},
     core::{Correlated, Nanos, RowId, is_loopback},
     kernel::clock,
 };
@@ -47,6 +47,7 @@ impl Node {
             tracing::error!("the pause is over but cannot be ended: {error}");
         }
         self.follow_names(now);
+        self.tell_refusals(now);
         self.journal.flush(Timestamp::now());
         if let Some(change) = self.waiting.check(now) {
             self.standstill(change);
@@ -224,6 +225,8 @@ impl Node {
             // Among them may have been new rows.
             let rows: Vec<RowId> = self.table.used().skip(1).map(|(id, _)| id).collect();
             self.look_at_rows(rows, false);
+            // And refusals that nobody has heard of.
+            self.tell_all();
         }
     }
 
@@ -243,9 +246,14 @@ impl Node {
             if rows.is_empty() {
                 break;
             }
-            self.evictions.give_up(&mut self.kernel, &rows)?;
+            let leaving = self.evictions.close(&mut self.kernel, &rows);
+            // Nothing is refused on them any more.
+            for row in &leaving {
+                self.tell_rest(*row, Timestamp::now());
+                self.refusals.forget(*row);
+            }
+            self.evictions.give_up(&mut self.kernel, &leaving)?;
             for row in &rows {
-                self.reported.remove(row);
                 self.tally.forget(*row);
                 self.naming.forget(*row);
                 self.orders.forget(*row);
@@ -290,7 +298,8 @@ impl Node {
     /// When enforcement failed in every cgroup.
     pub fn proven(&mut self, proofs: Vec<Proof>) -> Result<()> {
         let rows: Vec<RowId> = proofs.iter().filter_map(|proof| proof.row).collect();
-        if let Err(error) = self.evictions.give_up(&mut self.kernel, &rows) {
+        let leaving = self.evictions.close(&mut self.kernel, &rows);
+        if let Err(error) = self.evictions.give_up(&mut self.kernel, &leaving) {
             tracing::error!("{error:#}");
         }
         // Nobody else was given up for them.
@@ -341,6 +350,18 @@ impl Node {
             .collect()
     }
 
+    /// The configuration file is not there any more.
+    pub fn file_is_gone(&self, error: &str) {
+        self.say(Event::Config {
+            action: ConfigAction::Missing,
+            message: format!(
+                "the configuration file is gone: {error}; what was read from it stays in force, and a start \
+                 of the agent would fail"
+            ),
+            by: None,
+        });
+    }
+
     /// Reports that enforcement is not what it should be.
     pub fn safety(&self, message: String) {
         self.say(Event::Safety {
@@ -360,6 +381,7 @@ impl Node {
             self.kernel.detach(&path);
         }
         self.waiting.stop();
+        self.tell_all();
         self.keep_at_last();
     }
 }

@@ -6,29 +6,33 @@ use agent_common::{
     OTHER_ROW, Retries, Row as KernelRow, budget,
     event::{OUTCOME_DEADLINE, OUTCOME_READ_TIMEOUT, OUTCOME_STALL, OUTCOME_WRITE_TIMEOUT},
     limits,
-    retry::Counted,
+    retry::{Counted, NO_LIMIT},
     row::{ROW_LIMITED, ROW_PROTECTED},
 };
 
 use super::{latency::Latencies, named, orders::Orders, plan::Plan};
 use crate::{
     control::api::{
-        self, Failures, Held, Latency, Rejections, Retry, TimeoutKind, TimeoutsMs, Windows,
+        self, Failures, Held, Latency, Rejections, Retry, RetryPolicy, TimeoutKind, TimeoutsMs,
+        Windows,
     },
     core::{
-        BreakerView, Bypass, Floor, Nanos, Reason, ReasonKind, RowId, State, WindowKind,
-        WindowStats,
+        BreakerView, Bypass, Floor, HungRule, Nanos, Reason, ReasonKind, RowId, SharedProbe, State,
+        WindowKind, WindowStats,
         traits::{Facts, learned},
         window,
     },
     hosts::HostNames,
     kernel::{Table, cgroup::Names},
-    metrics::TIMEOUTS,
+    metrics::{Possible, TIMEOUTS},
     policy::{Destination, KnownName},
 };
 
 /// What a row of all those without one of their own is called.
 pub const OTHER: &str = "other";
+
+/// A half-open row that nobody has called within this time waits for a call.
+const CALLED_WITHIN: Nanos = Nanos::from_secs(5);
 
 /// Breakers, from the event thread.
 pub type Views = HashMap<RowId, BreakerView>;
@@ -92,16 +96,24 @@ impl Viewer<'_> {
             destination: destination(id, row),
             workload,
             name: known.first().map(|known| known.name.to_string()),
+            names: known.iter().map(|known| known.name.to_string()).collect(),
             netns: (row.netns_inode != 0).then_some(u64::from(row.netns_inode)),
             policy: self.plan.name(policy).to_string(),
-            state: view.map_or(api::State::Closed, |view| state(view.state)),
+            state: view.map_or(api::State::Closed, shown),
             state_age_ms: if id.index == OTHER_ROW {
                 0
             } else {
                 self.now.0.saturating_sub(since) / agent_common::NANOS_PER_MS
             },
             reason: view.map_or(api::Reason::NONE, |view| reason(view.reason)),
-            next_probe_in_ms: view.and_then(|view| view.next_probe_at).map(until),
+            next_probe_in_ms: view
+                .filter(|view| view.shared_probe.is_none())
+                .and_then(|view| view.next_probe_at)
+                .map(until),
+            probe: view.and_then(probe),
+            waits_for_call: view.and_then(probe) == Some(api::Probe::Free)
+                && self.now - Nanos(row.last_connect_ns) > CALLED_WITHIN,
+            breaker_off: !self.plan.breaker(policy).enabled,
             generation: self.table.verdict(id.index).generation,
             next_redial_in_ms: view.and_then(|view| view.next_redial_at).map(until),
             bypassed_for_safety: bypassed.is_some(),
@@ -142,6 +154,7 @@ impl Viewer<'_> {
             would_timeout: row.would_timeout,
             hung_recovered: row.hung_recovered,
             retry: self.retry(row, retries),
+            retry_policy: self.retry_policy(policy),
             connect_latency_us: five_minutes.0,
             response_latency_us: five_minutes.1,
             connect_latency_1m_us: minute.0,
@@ -153,13 +166,6 @@ impl Viewer<'_> {
     #[expect(clippy::cast_precision_loss, reason = "only shown")]
     fn retry(&self, row: &KernelRow, retries: Retries) -> Retry {
         let (retried, attempts) = (retries.total(), row.attempts);
-        let share = |part: u64, whole: u64| {
-            if whole == 0 {
-                0.0
-            } else {
-                part as f64 / whole as f64
-            }
-        };
         let operations = retries.operations(attempts);
         Retry {
             retries: retried,
@@ -168,6 +174,24 @@ impl Viewer<'_> {
             non_idempotent: 0,
             amplification: share(attempts, attempts.saturating_sub(retried)),
             operations,
+        }
+    }
+
+    /// What a policy says about retries.
+    fn retry_policy(&self, policy: u32) -> RetryPolicy {
+        let retry = self.plan.retry(policy);
+        if retry.scale == 0 {
+            return RetryPolicy::default();
+        }
+        let on = |value: u32, is_on: bool| is_on.then_some(u64::from(value));
+        let backs_off = retry.backoff_base_ms != 0;
+        let budget = f64::from(retry.budget_ppm) / f64::from(budget::WHOLE_PPM);
+        RetryPolicy {
+            limit: on(retry.limit, retry.limit != NO_LIMIT),
+            budget: (retry.budget_ppm != budget::NO_BUDGET).then_some(budget),
+            backoff_base_ms: on(retry.backoff_base_ms, backs_off),
+            backoff_max_ms: on(retry.backoff_max_ms, backs_off),
+            spin_per_second: on(retry.spin_per_second, retry.spin_per_second != 0),
         }
     }
 
@@ -280,6 +304,16 @@ impl Viewer<'_> {
     }
 }
 
+/// A part of a whole, 0 to 1; 0 where there is nothing.
+#[expect(clippy::cast_precision_loss, reason = "only shown")]
+pub fn share(part: u64, whole: u64) -> f64 {
+    if whole == 0 {
+        0.0
+    } else {
+        part as f64 / whole as f64
+    }
+}
+
 /// The destination as text.
 pub fn destination(id: RowId, row: &KernelRow) -> String {
     if id.index == OTHER_ROW {
@@ -363,6 +397,23 @@ pub fn tokens(plan: &Plan, row: &KernelRow, retries: Retries, now: Nanos) -> Opt
     )
 }
 
+/// What can happen to the calls of a row only because its policy asks for it.
+pub fn possible(plan: &Plan, row: &KernelRow) -> Possible {
+    let policy = row.settings.policy;
+    if row.settings.flags & ROW_PROTECTED != 0 {
+        return Possible::default();
+    }
+    let waits = plan.waits(policy);
+    Possible {
+        read: waits.read.is_some(),
+        write: waits.write.is_some(),
+        stall: waits.stall.is_some(),
+        deadline: waits.deadline.is_some(),
+        hung: plan.breaker(policy).hung != HungRule::Off,
+        limit: row.settings.flags & ROW_LIMITED != 0,
+    }
+}
+
 /// How often each of our timeouts has ended a connection.
 pub fn firings(row: &KernelRow) -> [u64; TIMEOUTS.len()] {
     TIMEOUTS.map(|kind| match kind {
@@ -399,6 +450,25 @@ pub fn timeout_kind(outcome: u32) -> TimeoutKind {
         OUTCOME_STALL => TimeoutKind::Stall,
         OUTCOME_DEADLINE => TimeoutKind::Deadline,
         _ => TimeoutKind::Connect,
+    }
+}
+
+/// The state that a row is in: one that follows a half-open breaker is half-open, too.
+pub fn shown(view: &BreakerView) -> api::State {
+    match view.shared_probe {
+        Some(_) if view.state == State::Open => api::State::HalfOpen,
+        _ => state(view.state),
+    }
+}
+
+/// What becomes of the next connect, while half-open.
+fn probe(view: &BreakerView) -> Option<api::Probe> {
+    match (view.shared_probe, view.state) {
+        (Some(SharedProbe::Free), State::Open) => Some(api::Probe::Free),
+        (Some(SharedProbe::Taken), State::Open) => Some(api::Probe::TakenElsewhere),
+        (None, State::HalfOpen) if view.awaits_probe => Some(api::Probe::Free),
+        (None, State::HalfOpen) => Some(api::Probe::Taken),
+        _ => None,
     }
 }
 

@@ -17,6 +17,18 @@ use tokio_stream::StreamExt as _;
 /// How long the directory must be quiet: a change comes as several events.
 const QUIET: Duration = Duration::from_millis(200);
 
+/// How long a file may be missing without a word: it is being replaced.
+const GONE: Duration = Duration::from_secs(1);
+
+/// What has become of the file.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Change {
+    /// It has other contents, or is there again.
+    Contents,
+    /// It is not there any more, or cannot be read: why.
+    Gone(String),
+}
+
 /// Watches one file.
 pub struct Watch {
     file: PathBuf,
@@ -25,6 +37,8 @@ pub struct Watch {
     /// When the directory will have been quiet for long enough after the last event. Kept here,
     /// because the wait for it may be dropped and begun again at any time.
     quiet_at: Option<Instant>,
+    /// When it was first found missing.
+    missing_since: Option<Instant>,
 }
 
 impl Watch {
@@ -42,6 +56,7 @@ impl Watch {
             | WatchMask::MOVED_TO
             | WatchMask::CLOSE_WRITE
             | WatchMask::DELETE
+            | WatchMask::MOVED_FROM
             | WatchMask::ONLYDIR;
         inotify
             .watches()
@@ -53,13 +68,14 @@ impl Watch {
         Ok(Self {
             file: file.to_owned(),
             events,
-            seen: digest(file),
+            seen: digest(file).ok(),
             quiet_at: None,
+            missing_since: None,
         })
     }
 
-    /// Waits until the file has other contents than before. Cancel safe.
-    pub async fn changed(&mut self) {
+    /// Waits until the file has other contents than before, or is gone. Cancel safe.
+    pub async fn changed(&mut self) -> Change {
         loop {
             let quiet_at = self.quiet_at;
             tokio::select! {
@@ -70,11 +86,24 @@ impl Watch {
                 },
                 () = until(quiet_at) => {
                     self.quiet_at = None;
-                    let now = digest(&self.file);
-                    // A file that is gone for a moment is being replaced.
-                    if now.is_some() && now != self.seen {
-                        self.seen = now;
-                        return;
+                    match digest(&self.file) {
+                        Ok(now) => {
+                            self.missing_since = None;
+                            if Some(now) != self.seen {
+                                self.seen = Some(now);
+                                return Change::Contents;
+                            }
+                        }
+                        Err(error) if self.seen.is_some() => {
+                            let since = *self.missing_since.get_or_insert_with(Instant::now);
+                            if since.elapsed() >= GONE {
+                                self.missing_since = None;
+                                self.seen = None;
+                                return Change::Gone(error);
+                            }
+                            self.quiet_at = Some(Instant::now() + QUIET);
+                        }
+                        Err(_) => {}
                     }
                 }
             }
@@ -89,10 +118,11 @@ async fn until(at: Option<Instant>) {
     }
 }
 
-fn digest(file: &Path) -> Option<u64> {
+fn digest(file: &Path) -> Result<u64, String> {
     let mut hasher = DefaultHasher::new();
-    crate::policy::read_file(file).ok()?.hash(&mut hasher);
-    Some(hasher.finish())
+    let text = crate::policy::read_file(file).map_err(|error| error.to_string())?;
+    text.hash(&mut hasher);
+    Ok(hasher.finish())
 }
 
 #[cfg(test)]
@@ -115,7 +145,7 @@ mod tests {
         let mut watch = Watch::new(&file).unwrap();
         std::os::unix::fs::symlink("..2", dir.path().join("..data_tmp")).unwrap();
         fs::rename(dir.path().join("..data_tmp"), dir.path().join("..data")).unwrap();
-        watch.changed().await;
+        assert_eq!(watch.changed().await, Change::Contents);
 
         fs::write(dir.path().join("fresh"), "other").unwrap();
         fs::rename(dir.path().join("fresh"), &file).unwrap();
@@ -125,5 +155,24 @@ mod tests {
             .is_err()
         {}
         assert_eq!(fs::read_to_string(&file).unwrap(), "other");
+    }
+
+    #[tokio::test]
+    async fn a_file_that_is_gone_is_noticed_and_so_is_its_return() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("backstop.toml");
+        for take_away in [fs::remove_file, |file: &Path| {
+            fs::rename(file, file.with_extension("away"))
+        }] {
+            fs::write(&file, "some").unwrap();
+            let mut watch = Watch::new(&file).unwrap();
+            take_away(file.as_path()).unwrap();
+            let Change::Gone(error) = watch.changed().await else {
+                panic!("it is gone");
+            };
+            assert!(error.contains("No such file"), "{error}");
+            fs::write(&file, "some").unwrap();
+            assert_eq!(watch.changed().await, Change::Contents);
+        }
     }
 }

@@ -27,6 +27,8 @@ const QUEUE: usize = 64;
 pub enum Found {
     /// Addresses of a name.
     Addresses(Arc<str>, Vec<IpAddr>),
+    /// A name that cannot be looked up, and why. Said once, until it can.
+    Failed(Arc<str>, String),
     /// Every name was looked up once since the last order or round.
     RoundEnded,
 }
@@ -111,19 +113,16 @@ fn run(wanted: &std_mpsc::Receiver<Vec<Arc<str>>>, found: &mpsc::Sender<Found>) 
             }
             let sent = match addresses(name) {
                 Ok(addresses) => {
-                    if failing.remove(name) {
-                        tracing::info!("{name} can be looked up again");
-                    }
+                    failing.remove(name);
                     found.blocking_send(Found::Addresses(Arc::clone(name), addresses))
                 }
                 Err(error) => {
                     if failing.insert(Arc::clone(name)) {
-                        tracing::warn!(
-                            "{name} cannot be looked up: {error}; what the configuration says of it holds \
-                             for no address but those that programs are told"
-                        );
+                        let error = error.to_string();
+                        found.blocking_send(Found::Failed(Arc::clone(name), error))
+                    } else {
+                        Ok(())
                     }
-                    Ok(())
                 }
             };
             if sent.is_err() {

@@ -286,6 +286,43 @@ impl Table {
         }
     }
 
+    /// Makes a failure of an exchange whose answer began at `answered` and was counted as good then, if the
+    /// row has this owner and its verdict this generation. Returns the call's number; where the window does
+    /// not hold it any more, that of a failed call entered now.
+    pub fn spoil(&self, id: RowId, generation: u32, answered: Nanos, now: Nanos) -> Option<u64> {
+        let kind = WindowKind::Exchanges;
+        let row = self.rows.get(id.index)?;
+        self.owned(id)?;
+        if self.verdict(id.index).generation != generation {
+            return None;
+        }
+        let (last, _) = self.calls(id.index, kind);
+        let held = u64::from(self.window_calls());
+        for seq in (last.saturating_sub(held - 1).max(1)..=last).rev() {
+            let entry = self.entry(id.index, kind, seq)?;
+            // SAFETY: within the mapping.
+            let entry = unsafe { half(entry) };
+            let before = entry.load(Ordering::Acquire);
+            let is_it = window::decode(before, seq, now.0)
+                .is_some_and(|call| window::is_same_time(call.at_ns, answered.0));
+            // Of several at that time any good one will do: what is judged is their number and order.
+            if is_it
+                && let Some(after) = window::spoiled(before, seq)
+                && entry
+                    .compare_exchange(before, after, Ordering::AcqRel, Ordering::Relaxed)
+                    .is_ok()
+            {
+                // SAFETY: within the mapping.
+                unsafe {
+                    let (_, failures) = calls_of(row, kind);
+                    word(failures).fetch_add(1, Ordering::AcqRel);
+                }
+                return Some(seq);
+            }
+        }
+        self.enter_failure(id, kind, generation, now)
+    }
+
     /// Makes a success of a failed call, if it is still in the window.
     pub fn repair(&self, index: u32, kind: WindowKind, seq: u64) {
         let Some(entry) = self.entry(index, kind, seq) else {

@@ -50,6 +50,24 @@ pub const TIMEOUTS: [TimeoutKind; 5] = [
     TimeoutKind::Deadline,
 ];
 
+/// What can happen to the calls of a row only under policies that ask for it: its kinds are on the page
+/// from the start of such rows, at 0, so that a rate is there from the first one on.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Possible {
+    /// A read timeout.
+    pub read: bool,
+    /// A write timeout.
+    pub write: bool,
+    /// A stall timeout.
+    pub stall: bool,
+    /// A deadline.
+    pub deadline: bool,
+    /// An exchange that counts as hung.
+    pub hung: bool,
+    /// A limit of connections.
+    pub limit: bool,
+}
+
 /// The numbers of one row. Rows with the same three labels (in two network namespaces, say) are
 /// added up.
 #[derive(Clone, Debug)]
@@ -72,6 +90,8 @@ pub struct RowMetrics {
     pub abandoned: u64,
     /// Answers that asked for fewer calls.
     pub throttled: u64,
+    /// What its policy asks for.
+    pub possible: Possible,
     /// Failed calls by outcome.
     pub failures: Failures,
     /// Calls refused.

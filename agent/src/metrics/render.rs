@@ -11,9 +11,9 @@ use super::{
     CONNECT_BOUNDS, Cumulative, NodeMetrics, RESPONSE_BOUNDS, RowMetrics, TIMEOUTS, cumulative,
     declared::{self, Kind, Metric, ROW_LABELS},
 };
-use crate::control::api::{Failures, ReasonKind, Rejections, State, TimeoutKind};
+use crate::control::api::{ReasonKind, State, TimeoutKind};
 
-/// Label sets that get series of their own; a row has some 81, so that a full page is about 42 MB.
+/// Label sets that get series of their own; a row has some 81, or up to 93 with every timeout and limit, so that a full page is about 42 MB.
 /// Rows beyond them are added up as destination `other`.
 pub const SERIES_ROWS: usize = 4096;
 
@@ -25,8 +25,8 @@ const OTHER: &str = "other";
 #[error("writing metrics: {0}")]
 pub struct RenderError(#[from] prometheus::Error);
 
-/// Outcomes that this version knows: always shown, so that a rate is there from the first failure on.
-/// Others would appear with their first.
+/// Outcomes that any row may have: always shown, so that a rate is there from the first failure on. Others
+/// are shown where the policy makes them possible ([`super::Possible`]), and else with their first.
 const OUTCOMES: [&str; 8] = [
     "refused",
     "connect_timeout",
@@ -140,6 +140,16 @@ fn add(sums: &mut BTreeMap<&'static str, u64>, counts: &[(&'static str, u64)], a
     }
 }
 
+/// Words that are always shown, and those of what is possible.
+fn with(always: &[&'static str], rare: &[(bool, &'static str)]) -> Vec<&'static str> {
+    let rare = rare.iter().filter(|(is_possible, _)| *is_possible);
+    always
+        .iter()
+        .copied()
+        .chain(rare.map(|(_, word)| *word))
+        .collect()
+}
+
 impl Series {
     fn add(&mut self, row: &RowMetrics) {
         if self
@@ -163,14 +173,24 @@ impl Series {
         for (sum, count) in outcomes.zip(row.would_reject_outcomes) {
             *sum = sum.saturating_add(count);
         }
-        add(
-            &mut self.failures,
-            &Failures::each(&row.failures),
-            &OUTCOMES,
-        );
-        let always = [TimeoutKind::Connect.as_str()];
+        let of = row.possible;
+        let rare = [
+            (of.hung, "hung"),
+            (of.read || of.stall, "read_timeout"),
+            (of.write, "write_timeout"),
+            (of.deadline, "deadline"),
+        ];
+        let always = with(&OUTCOMES, &rare);
+        add(&mut self.failures, &row.failures.each(), &always);
         let words = TIMEOUTS.map(TimeoutKind::as_str);
         let timeouts: Vec<_> = words.into_iter().zip(row.timeouts).collect();
+        let rare = [
+            (of.read, TimeoutKind::Read.as_str()),
+            (of.write, TimeoutKind::Write.as_str()),
+            (of.stall, TimeoutKind::Stall.as_str()),
+            (of.deadline, TimeoutKind::Deadline.as_str()),
+        ];
+        let always = with(&[TimeoutKind::Connect.as_str()], &rare);
         add(&mut self.timeouts, &timeouts, &always);
         if let Some(tokens) = row.budget_tokens {
             *self.budget_tokens.get_or_insert(0) += tokens;
@@ -178,17 +198,10 @@ impl Series {
         for (sum, count) in self.operations.iter_mut().zip(row.operations) {
             *sum = sum.saturating_add(count);
         }
-        let always = ["breaker", "retry_budget", "retry_limit"];
-        add(
-            &mut self.rejected,
-            &Rejections::each(&row.rejected),
-            &always,
-        );
-        add(
-            &mut self.would_reject,
-            &Rejections::each(&row.would_reject),
-            &always,
-        );
+        let rare = [(of.deadline, "deadline"), (of.limit, "limit")];
+        let always = with(&["breaker", "retry_budget", "retry_limit"], &rare);
+        add(&mut self.rejected, &row.rejected.each(), &always);
+        add(&mut self.would_reject, &row.would_reject.each(), &always);
         let held = [("backoff", row.held.backoff), ("spin", row.held.spin)];
         add(&mut self.held, &held, &["backoff", "spin"]);
         for transition in &row.transitions {

@@ -22,6 +22,7 @@ fn row(destination: &str) -> RowMetrics {
         in_flight: 1,
         abandoned: 1,
         throttled: 5,
+        possible: Possible::default(),
         failures: Failures {
             refused: 3,
             status: 2,
@@ -155,6 +156,45 @@ fn samples_have_their_labels_and_values() {
     );
     assert_eq!(value(&page, "backstop_reaction_seconds_count "), 2.0);
     assert_eq!(value(&page, "backstop_attached{hook=\"sock_ops\"} "), 0.0);
+}
+
+/// What a policy makes possible is there before it happens; what it does not, is not.
+#[test]
+fn kinds_that_are_possible_begin_with_0() {
+    let rare = [
+        "failures_total{ kind=\"hung\"",
+        "failures_total{ kind=\"read_timeout\"",
+        "failures_total{ kind=\"write_timeout\"",
+        "failures_total{ kind=\"deadline\"",
+        "timeouts_total{ kind=\"read\"",
+        "timeouts_total{ kind=\"write\"",
+        "timeouts_total{ kind=\"stall\"",
+        "timeouts_total{ kind=\"deadline\"",
+        "rejected_total{ reason=\"limit\"",
+        "rejected_total{ reason=\"deadline\"",
+        "would_reject_total{ reason=\"limit\"",
+        "would_reject_total{ reason=\"deadline\"",
+    ];
+    let shown = |page: &str| {
+        let there = rare.iter().filter(|series| {
+            let (name, label) = series.split_once(' ').unwrap();
+            let name = format!("backstop_{name}");
+            let is_it = |line: &str| line.starts_with(&name) && line.contains(label);
+            page.lines().any(|line| is_it(line) && line.ends_with(" 0"))
+        });
+        there.count()
+    };
+    let mut all = row("10.0.0.5:5432");
+    assert_eq!(shown(&render(&node(vec![all.clone()])).unwrap()), 0);
+    all.possible = Possible {
+        read: true,
+        write: true,
+        stall: true,
+        deadline: true,
+        hung: true,
+        limit: true,
+    };
+    assert_eq!(shown(&render(&node(vec![all])).unwrap()), rare.len());
 }
 
 #[test]

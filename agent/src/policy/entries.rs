@@ -147,6 +147,21 @@ impl Config {
         }
         names
     }
+
+    /// What names a destination by this name in full: `policy NAME`, in the order of the file, and
+    /// `[protected]`.
+    pub fn naming(&self, name: &str) -> Vec<String> {
+        let is_it = |pattern: &DestinationPattern| matches!(&pattern.target, Target::Name { name: own, wildcard: false } if *own == name);
+        let policies = self.policies.iter();
+        let mut naming: Vec<String> = policies
+            .filter(|policy| policy.destinations.iter().any(is_it))
+            .map(|policy| format!("policy {}", policy.name))
+            .collect();
+        if self.protected.iter().any(is_it) {
+            naming.push("[protected]".to_owned());
+        }
+        naming
+    }
 }
 
 fn rules(patterns: &[DestinationPattern], policy: u32) -> impl Iterator<Item = Rule> {

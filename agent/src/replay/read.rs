@@ -157,8 +157,13 @@ struct Epoch {
 
 impl Reader {
     fn line(&mut self, text: &str) -> Result<(), String> {
-        let no_event =
-            |error| format!("not an event as `backstop events --json` prints it: {error}");
+        let no_event = |error| {
+            match text.starts_with('{') {
+            true => format!("not an event as `backstop events --json` prints it: {error}"),
+            false => "not an event: no JSON object; record them with `backstop events --follow --all --json`"
+                .to_owned(),
+        }
+        };
         let Kind { kind } = serde_json::from_str(text).map_err(no_event)?;
         self.recording.lines += 1;
         if !["failure", "calls", "rejected", "redial"].contains(&kind.as_str()) {

@@ -287,6 +287,7 @@ fn errors_name_the_line() {
     for (bad, says) in [
         ("{", "not an event"),
         ("[]", "not an event"),
+        ("11-28 12:03:05.100  config  started", "--all --json"),
         (r#"{"kind":1}"#, "not an event"),
         (r#"{"kind":"failure"}"#, "missing field `time`"),
         (

@@ -1,8 +1,9 @@
 //! What people read, word for word: the table, the details, lines of events, units.
 
 use super::super::{
+    detail::details,
     event_text, explain_text,
-    table::{Style, details, table},
+    table::{Style, table},
     units,
 };
 use crate::control::api::{

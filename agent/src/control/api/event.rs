@@ -31,6 +31,11 @@ words! {
         Reloaded = "reloaded",
         /// A new one was wrong; the old one stays in force.
         Refused = "refused",
+        /// Something that it names is not there: a name that cannot be looked up, or its own file. What is
+        /// in force stays.
+        Missing = "missing",
+        /// It is there again.
+        Found = "found",
         /// Verdicts and timeouts were switched off.
         Paused = "paused",
         /// They were switched on again.
@@ -150,15 +155,18 @@ pub enum Event {
         comm: String,
         mode: Mode,
     },
-    /// Calls were refused, or would have been (`mode` is observe). At most one a second and row.
+    /// Calls were refused, or would have been (`mode` is observe). At most one a second, row and reason,
+    /// but that what is not told yet comes before a change of the breaker.
     Rejected {
         destination: String,
         workload: String,
         netns: Option<u64>,
         /// A word of [`super::Rejections`].
         reason: String,
-        /// Calls since the last such event of the row, this one included.
+        /// Calls since the last such event of the row and reason: all such counts of a row add up to its
+        /// counter.
         count: u64,
+        /// Of one of them; of the one before where the last second's rest is told. 0: not known.
         pid: u32,
         comm: String,
         mode: Mode,
@@ -174,18 +182,21 @@ pub enum Event {
         on_open: String,
         connections: u64,
     },
-    /// A connect was made to wait.
+    /// Connects were made to wait. At most one a second, row and reason.
     Held {
         destination: String,
         workload: String,
         netns: Option<u64>,
         /// A word of [`super::Held`].
         reason: String,
-        hold_ms: u64,
+        /// As in `rejected`.
+        count: u64,
+        /// For how long the one whose process is named; `None` where the last second's rest is told.
+        hold_ms: Option<u64>,
         pid: u32,
         comm: String,
     },
-    /// A retry budget ran out or filled again.
+    /// A retry budget ran out, and refused a retry; or it has refused none for a whole window since.
     RetryBudget {
         destination: String,
         workload: String,
@@ -193,6 +204,7 @@ pub enum Event {
         exhausted: bool,
         ratio: f64,
         budget_tokens: f64,
+        mode: Mode,
     },
     /// Configuration, pause and resume.
     Config {
@@ -254,6 +266,23 @@ pub enum Event {
 }
 
 impl Event {
+    /// Every word of `kind`.
+    pub const KINDS: [&str; 13] = [
+        "breaker",
+        "order",
+        "timeout",
+        "rejected",
+        "drained",
+        "held",
+        "retry_budget",
+        "config",
+        "safety",
+        "loss",
+        "failure",
+        "calls",
+        "redial",
+    ];
+
     /// Whether it is shown only when all events are asked for.
     pub const fn only_with_all(&self) -> bool {
         matches!(

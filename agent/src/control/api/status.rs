@@ -61,6 +61,18 @@ words! {
     }
 }
 
+words! {
+    /// What becomes of the next connect while a breaker is half-open.
+    Probe {
+        /// It is a probe; where the breaker is shared, unless another workload's is first.
+        Free = "free",
+        /// As many probes are under way as may be, or nearly: it may be refused.
+        Taken = "taken",
+        /// It is refused: the probe is that of another workload, with which the breaker is shared.
+        TakenElsewhere = "taken_elsewhere",
+    }
+}
+
 /// The whole of `status --json` and of `GET /v1/destinations`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct StatusEnvelope {
@@ -78,16 +90,33 @@ pub struct StatusEnvelope {
     /// to the first version of the format.
     #[serde(default)]
     pub orders: Vec<ManualState>,
+    /// Names in the configuration, or in an operator's order, that cannot be looked up; an addition to the
+    /// first version of the format.
+    #[serde(default)]
+    pub unresolved: Vec<Unresolved>,
     /// One row per workload, network namespace and destination, worst first.
     pub destinations: Vec<Row>,
 }
 
 impl StatusEnvelope {
     /// Sorts the rows as every output shows them: open, half-open, bypassed, then by failures
-    /// (most first), then by destination, workload and namespace.
+    /// (most first; one that is half-open for want of a call counts as without), then by destination,
+    /// workload and namespace.
     pub fn sort(&mut self) {
         self.destinations.sort_by(|a, b| a.cmp_shown(b));
     }
+}
+
+/// A name that cannot be looked up: what is said of it holds for no address but those that programs are
+/// told.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Unresolved {
+    /// The name.
+    pub name: String,
+    /// Who names it, such as `policy orders-db`.
+    pub named_by: String,
+    /// What the system's resolver says.
+    pub error: String,
 }
 
 /// Every verdict and timeout is switched off, counting goes on.
@@ -157,8 +186,11 @@ pub struct Row {
     pub destination: String,
     /// Path of the cgroup below the v2 mount, or `namespace/pod`.
     pub workload: String,
-    /// The name that the address was looked up by, if known.
+    /// The name that the address was looked up by, if known: the one that was asked for, else the first.
     pub name: Option<String>,
+    /// All its names; an addition to the first version of the format.
+    #[serde(default)]
+    pub names: Vec<String>,
     /// Inode of the network namespace; `None` only if it could not be read.
     pub netns: Option<u64>,
     /// Name of the policy in force.
@@ -180,6 +212,16 @@ pub struct Row {
     /// Why; `None` unless it is. An addition to the first version of the format.
     #[serde(default)]
     pub bypassed_reason: Option<Bypass>,
+    /// What becomes of the next connect; `None` unless half-open. An addition to the first version of the
+    /// format, as are the next two.
+    #[serde(default)]
+    pub probe: Option<Probe>,
+    /// Half-open, and for want of a call: nobody has connected for some seconds.
+    #[serde(default)]
+    pub waits_for_call: bool,
+    /// The policy has `breaker = "off"`: it never opens.
+    #[serde(default)]
+    pub breaker_off: bool,
     /// Closed a moment ago: until all connects pass and not only a share, ms; an addition, as is the
     /// next one.
     #[serde(default)]
@@ -233,6 +275,9 @@ pub struct Row {
     pub hung_recovered: u64,
     /// Retries.
     pub retry: Retry,
+    /// What the policy says about them; an addition to the first version of the format.
+    #[serde(default)]
+    pub retry_policy: RetryPolicy,
     /// Latency of connects over the last 5 minutes.
     pub connect_latency_us: Latency,
     /// Latency of answers over the last 5 minutes.
@@ -252,16 +297,27 @@ impl Row {
     fn rank(&self) -> u8 {
         match self.state {
             State::Open | State::ForcedOpen => 0,
+            // A server that is well, as far as anybody knows.
+            State::HalfOpen if self.waits_for_call => 3,
             State::HalfOpen => 1,
             State::Closed | State::ForcedClosed if self.bypassed_for_safety => 2,
             State::Closed | State::ForcedClosed => 3,
         }
     }
 
+    /// Failures, as far as they are a reason to be looked at first.
+    fn failures_shown(&self) -> u64 {
+        match self.waits_for_call {
+            true => 0,
+            false => self.failures.total(),
+        }
+    }
+
     fn cmp_shown(&self, other: &Self) -> std::cmp::Ordering {
         self.rank()
             .cmp(&other.rank())
-            .then_with(|| other.failures.total().cmp(&self.failures.total()))
+            .then_with(|| other.failures_shown().cmp(&self.failures_shown()))
+            .then_with(|| other.waits_for_call.cmp(&self.waits_for_call))
             .then_with(|| self.destination.cmp(&other.destination))
             .then_with(|| self.workload.cmp(&other.workload))
             .then_with(|| self.netns.cmp(&other.netns))
@@ -450,6 +506,21 @@ pub struct Retry {
     /// Operations that took one attempt, two, three, four, and more.
     #[serde(default)]
     pub operations: [u64; 5],
+}
+
+/// What a row's policy says about retries; `None`: off, or no limit.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct RetryPolicy {
+    /// Retries of one operation, as in force: a limit below what opens the breaker is raised to that.
+    pub limit: Option<u64>,
+    /// Share of the attempts that may be retries, 0 to 1.
+    pub budget: Option<f64>,
+    /// The wait before a retry is drawn from 0 to this, doubled with each one; ms.
+    pub backoff_base_ms: Option<u64>,
+    /// Or to this, ms.
+    pub backoff_max_ms: Option<u64>,
+    /// Refusals a second to one task beyond which they are held.
+    pub spin_per_second: Option<u64>,
 }
 
 /// Latencies in microseconds.

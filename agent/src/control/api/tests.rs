@@ -33,6 +33,7 @@ pub(crate) fn row(destination: &str) -> Row {
         destination: destination.to_owned(),
         workload: "system.slice/billing.service".to_owned(),
         name: None,
+        names: Vec::new(),
         netns: Some(4_026_531_840),
         policy: "default".to_owned(),
         state: State::Closed,
@@ -43,6 +44,9 @@ pub(crate) fn row(destination: &str) -> Row {
         next_redial_in_ms: None,
         bypassed_for_safety: false,
         bypassed_reason: None,
+        probe: None,
+        waits_for_call: false,
+        breaker_off: false,
         ramp_ends_in_ms: None,
         manual: None,
         windows: Windows::default(),
@@ -65,6 +69,7 @@ pub(crate) fn row(destination: &str) -> Row {
         would_timeout: 0,
         hung_recovered: 0,
         retry: Retry::default(),
+        retry_policy: RetryPolicy::default(),
         connect_latency_us: Latency::default(),
         response_latency_us: Latency::default(),
         connect_latency_1m_us: Latency::default(),
@@ -84,6 +89,7 @@ pub(crate) fn envelope(destinations: Vec<Row>) -> StatusEnvelope {
         lost_events: 0,
         paused: None,
         orders: Vec::new(),
+        unresolved: Vec::new(),
         destinations,
     }
 }
@@ -205,12 +211,32 @@ fn event(event: Event) -> String {
 #[test]
 fn the_envelope_has_the_keys_of_the_contract_in_their_order() {
     let mut ours = keys(&serde_json::to_string(&envelope(vec![row("10.0.0.5:5432")])).unwrap());
-    // Additions: after lost_events (two), after bypassed_for_safety (three), after stale (two), after would_reject
-    // (three, the last with keys of its own), and two at the end of retry.
-    assert_eq!(ours.remove(4), (1, "paused".to_owned()));
-    assert_eq!(ours.remove(4), (1, "orders".to_owned()));
+    // Additions: after lost_events (three), after name, after bypassed_for_safety (six), after stale (two),
+    // after would_reject (three, the last with keys of its own), two at the end of retry, and retry_policy
+    // with keys of its own.
+    for added in ["paused", "orders", "unresolved"] {
+        assert_eq!(ours.remove(4), (1, added.to_owned()));
+    }
+    let policy = ours
+        .iter()
+        .position(|(_, key)| key == "retry_policy")
+        .unwrap();
+    let below: Vec<_> = ours.drain(policy..policy + 6).map(|(_, key)| key).collect();
+    let keys_of_policy = [
+        "retry_policy",
+        "limit",
+        "budget",
+        "backoff_base_ms",
+        "backoff_max_ms",
+        "spin_per_second",
+    ];
+    assert_eq!(below, keys_of_policy);
     let added = [
+        "names",
         "bypassed_reason",
+        "probe",
+        "waits_for_call",
+        "breaker_off",
         "ramp_ends_in_ms",
         "manual",
         "throttled",
@@ -436,4 +462,14 @@ proptest! {
         prop_assert_eq!(json.len(), 26);
         prop_assert_eq!(serde_json::from_str::<Timestamp>(&json).unwrap(), time);
     }
+}
+
+/// The list is that of the enum itself.
+#[test]
+fn every_kind_of_event_is_listed() {
+    let text = r#"{"time":"2026-11-28T12:03:04.123Z","kind":"nothing"}"#;
+    let error = serde_json::from_str::<EventRecord>(text).unwrap_err();
+    let error = error.to_string();
+    let known: Vec<_> = error.split('`').skip(3).step_by(2).collect();
+    assert_eq!(known, Event::KINDS, "{error}");
 }

@@ -6,7 +6,7 @@ use agent_common::ramp;
 use super::{Breaker, Server, Step};
 use crate::core::hints::{Place, is_shared, place};
 use crate::core::scope::{Follows, Lead, Round};
-use crate::core::{Action, Nanos, Reason, State};
+use crate::core::{Action, Nanos, Reason, SharedProbe, State};
 
 impl Breaker {
     /// Whether it is one of those that share.
@@ -26,6 +26,15 @@ impl Breaker {
     /// Whether it offers a probe slot for its leader, under this generation.
     pub(in crate::core) fn offers(&self, generation: u32) -> bool {
         self.follows == Follows::Offered && self.generation == generation
+    }
+
+    /// What becomes of its connects while the one that it follows is half-open.
+    pub(in crate::core) fn shared_probe(&self) -> Option<SharedProbe> {
+        match self.follows {
+            Follows::Offered => Some(SharedProbe::Free),
+            Follows::Withdrawn => Some(SharedProbe::Taken),
+            Follows::Nobody | Follows::Open => None,
+        }
     }
 
     /// What others are to do, if it is open by itself.

@@ -51,6 +51,10 @@ impl Breaker {
             generation: self.generation,
             next_redial_at,
             follows: leader.filter(|_| self.is_follower()),
+            shared_probe: self.shared_probe(),
+            awaits_probe: self.state == State::HalfOpen
+                && self.lease_since == Nanos::MAX
+                && self.used == 0,
             manual_until: forced.then_some(self.until),
             ramp_until,
             bypassed: self.bypassed,

@@ -243,6 +243,31 @@ fn one_probe_for_all_and_whoever_calls_may_be_it() {
     }
 }
 
+/// What `status` says of a row whose breaker is another one's.
+#[test]
+fn a_follower_knows_whose_the_probe_is() {
+    let mut node = Node::new(3);
+    let shown = |node: &Node| {
+        [0, 1, 2].map(|index| {
+            let view = node.engine.view(row(index), node.now).unwrap();
+            (view.shared_probe, view.awaits_probe)
+        })
+    };
+    node.fail(0, 5);
+    assert_eq!(shown(&node), [(None, false); 3]);
+    node.answered_dial(0);
+    let free = (Some(SharedProbe::Free), false);
+    assert_eq!(shown(&node), [(None, true), free, free]);
+    assert!(node.connect(2));
+    let taken = (Some(SharedProbe::Taken), false);
+    assert_eq!(shown(&node), [taken, taken, (None, false)]);
+    node.probe_ends(ProbeOutcome::Success);
+    assert_eq!(shown(&node), [free, free, (None, true)]);
+    assert!(node.connect(0));
+    node.probe_ends(ProbeOutcome::Failure);
+    assert_eq!(shown(&node), [(None, false); 3]);
+}
+
 #[test]
 fn a_probe_that_fails_keeps_all_open_for_twice_as_long() {
     let mut node = Node::new(2);

@@ -18,7 +18,7 @@ use agent_common::{
 use super::{Shared, failure, held::Beat, row_of};
 use crate::{
     core::{
-        WindowKind,
+        Nanos, WindowKind,
         waits::{Due, Limit},
     },
     kernel::clock,
@@ -287,7 +287,14 @@ fn count(shared: &Shared, firing: &Firing, flags: u32) {
         None
     } else {
         let generation = firing.stamp.generation;
-        (shared.table).enter_failure(id, WindowKind::Exchanges, generation, now)
+        match firing.due.limit {
+            // It was an answer when it began: one call, not two.
+            Limit::Stall => {
+                let answered = Nanos(firing.stamp.answered_ns);
+                shared.table.spoil(id, generation, answered, now)
+            }
+            _ => (shared.table).enter_failure(id, WindowKind::Exchanges, generation, now),
+        }
     };
     if !firing.already {
         shared.table.count_outcome(id.index, outcome);

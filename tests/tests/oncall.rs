@@ -1,0 +1,235 @@
+//! What an engineer on call is told: of what is missing, of what waits, of what holds for a row.
+
+use std::{fs, net::SocketAddr, time::Duration};
+
+use serde_json::Value;
+use tests::{
+    agent::{Agent, AgentOptions, Home, binary},
+    cgroup::TestCgroup,
+    dialer::Dialer,
+    names::EtcFiles,
+    net::{Namespace, TestNet},
+    process::Program,
+    server::Server,
+    wait,
+};
+
+const DIAL: &str = env!("CARGO_BIN_EXE_dial");
+const TO: SocketAddr = TestNet::server4(8080);
+const DESTINATION: &str = "10.77.0.2:8080";
+const SOON: Duration = Duration::from_secs(15);
+
+/// What is in force stays; but it is said, as the next start would fail.
+#[test]
+fn a_configuration_file_that_is_gone_is_said() {
+    let group = TestCgroup::new("gone");
+    let agent = Agent::start(&group, "mode = \"observe\"\n");
+    let mut events = agent.follow(&[]);
+    fs::remove_file(agent.home().config()).expect("remove the configuration");
+    let gone = events.wait("it is gone", |event| event["action"] == "missing");
+    let message = gone["message"].as_str().expect("text");
+    assert!(
+        message.contains("is gone") && message.contains("No such file"),
+        "{gone:#}"
+    );
+    wait::until("a log line", SOON, || {
+        let log = agent.log();
+        log.contains("WARN the configuration file is gone")
+            .then_some(())
+    });
+    assert_eq!(agent.status()["mode"], "observe");
+    agent.home().write_config("mode = \"enforce\"\n");
+    events.wait("it is back", |event| event["action"] == "reloaded");
+    assert_eq!(agent.status()["mode"], "enforce");
+}
+
+/// A typo in a policy's name: the policy never holds, and that is said at the start, in `status`, and by
+/// `explain`; and when it is over.
+#[test]
+fn a_name_that_cannot_be_looked_up_is_said() {
+    let (group, etc) = (
+        TestCgroup::new("typo"),
+        EtcFiles::new("10.77.0.2 db.internal\n", None),
+    );
+    let config =
+        "[[policy]]\nname = \"absent\"\ndestinations = [\"typo.invalid:1\", \"db.internal\"]\n";
+    let options = AgentOptions::new(&group).config(config);
+    let agent = options.start_as(etc.program(options.program()));
+    let mut events = agent.follow(&[]);
+    let missing = events.wait("it is missing", |event| event["action"] == "missing");
+    let message = missing["message"].as_str().expect("text");
+    assert!(
+        message.contains("policy absent names typo.invalid, which cannot be looked up"),
+        "{missing:#}"
+    );
+    let unresolved = &agent.status()["unresolved"];
+    assert_eq!(unresolved[0]["name"], "typo.invalid", "{unresolved:#}");
+    assert_eq!(unresolved[0]["named_by"], "policy absent", "{unresolved:#}");
+    assert_eq!(unresolved[1], Value::Null, "{unresolved:#}");
+    let text = agent.command(&["status"]).good();
+    assert!(text.contains("policy absent names typo.invalid"), "{text}");
+    let explained = agent.command(&["explain", "typo.invalid:1"]);
+    assert_eq!(explained.code(), 1, "{explained}");
+    let said = "policy absent names it, but it cannot be looked up";
+    assert!(explained.stderr.contains(said), "{explained}");
+
+    etc.hosts("10.77.0.2 db.internal\n10.77.0.3 typo.invalid\n");
+    // A reload looks names up at once.
+    agent
+        .home()
+        .write_config(&format!("{config}# looked up again\n"));
+    events.wait("it is there", |event| event["action"] == "found");
+    assert_eq!(agent.status()["unresolved"], Value::Array(Vec::new()));
+}
+
+/// Of several names the one that was asked for, and then the others.
+#[test]
+fn a_row_is_shown_with_the_name_that_was_asked_for() {
+    let (net, group) = (TestNet::new(), TestCgroup::new("asked"));
+    let etc = EtcFiles::new("10.77.0.2 db.internal svc.internal\n", None);
+    let config = "[[policy]]\nname = \"p\"\ndestinations = [\"db.internal\", \"svc.internal\"]\n";
+    let options = AgentOptions::new(&group).config(config);
+    let agent = options.start_as(etc.program(options.program()));
+    let _server = Server::start(&net.server, TO);
+    let mut dialer = Dialer::start(DIAL, &group, &net.client);
+    assert_eq!(dialer.connect(TO).errno, 0);
+    for (asked, other) in [
+        ("db.internal", "svc.internal"),
+        ("svc.internal", "db.internal"),
+    ] {
+        let to = format!("{asked}:8080");
+        let status = agent.command(&["status", &to, "--json"]).good();
+        let status: Value = serde_json::from_str(&status).expect("JSON");
+        let row = &status["destinations"][0];
+        assert_eq!(row["name"], asked, "{row:#}");
+        let mut names: Vec<_> = row["names"].as_array().expect("names").clone();
+        names.sort_by_key(ToString::to_string);
+        assert_eq!(names, ["db.internal", "svc.internal"]);
+        let text = agent.command(&["status", &to]).good();
+        assert!(text.contains(&format!("{asked}, {other}")), "{text}");
+    }
+}
+
+/// The row of all destinations without one of their own, as the end of the table names it.
+#[test]
+fn the_other_row_has_details() {
+    let (namespace, group) = (Namespace::new("other"), TestCgroup::new("other"));
+    let config = "[agent]\nmax_destinations = 16\n[defaults]\nbreaker = \"off\"\n";
+    let agent = Agent::start_for_loops(&group, config);
+    let none = agent.command(&["status", "other"]);
+    assert_eq!(none.code(), 1, "{none}");
+    let mut dialer = Dialer::start(DIAL, &group, &namespace);
+    wait::until("calls that find no row", SOON, || {
+        dialer.sweep("127.1.0.0".parse().expect("an address"), 80, 200);
+        agent.rows("other").first().cloned()
+    });
+    let text = agent.command(&["status", "other"]).good();
+    assert!(
+        text.contains("\nother  ") && text.contains("  workload     other"),
+        "{text}"
+    );
+}
+
+/// Half-open for want of a call, not of an answer.
+#[test]
+fn a_breaker_that_waits_for_a_call_says_so() {
+    let (net, group) = (TestNet::new(), TestCgroup::new("waits"));
+    let agent = Agent::start_for_loops(&group, "");
+    let mut dialer = Dialer::start(DIAL, &group, &net.client);
+    for _ in 0..5 {
+        assert_eq!(dialer.connect(TO).errno, libc::ECONNREFUSED);
+    }
+    agent.wait_state(DESTINATION, "open");
+    let _server = Server::start(&net.server, TO);
+    let row = agent.wait_row(DESTINATION, "nobody calls", |row| {
+        row["waits_for_call"] == true
+    });
+    assert_eq!(
+        (&row["state"], &row["probe"]),
+        (&"half_open".into(), &"free".into())
+    );
+    let text = agent.command(&["status"]).good();
+    assert!(text.contains("half-open, no call"), "{text}");
+    let text = agent.command(&["status", DESTINATION]).good();
+    assert!(
+        text.contains("waiting for a call: the next connect is a probe"),
+        "{text}"
+    );
+    assert_eq!(dialer.connect(TO).errno, 0);
+    agent.wait_row(DESTINATION, "somebody called", |row| {
+        row["waits_for_call"] == false
+    });
+}
+
+/// What a policy does to the calls of a row, where it has done it.
+#[test]
+fn what_is_done_to_retries_is_shown() {
+    let (net, group) = (TestNet::new(), TestCgroup::new("done"));
+    let config = "[defaults]\nbreaker = \"off\"\n\
+                  [defaults.retry]\nlimit = 3\nbackoff = { base = \"20ms\", max = \"200ms\" }\n";
+    let agent = Agent::start(&group, config);
+    let mut dialer = Dialer::start(DIAL, &group, &net.client);
+    for _ in 0..8 {
+        assert_eq!(dialer.connect(TO).errno, libc::ECONNREFUSED);
+    }
+    let row = agent.wait_row(DESTINATION, "a limit", |row| {
+        row["rejected"]["retry_limit"].as_u64() > Some(0)
+    });
+    assert_eq!(row["breaker_off"], true, "{row:#}");
+    let policy = &row["retry_policy"];
+    assert_eq!(
+        (&policy["limit"], &policy["backoff_base_ms"]),
+        (&3.into(), &20.into())
+    );
+    for command in ["status", "explain"] {
+        let text = agent.command(&[command, DESTINATION]).good();
+        for said in [
+            "10.77.0.2:8080  breaker off",
+            "attempts an operation; at most 3 an operation, budget 10 %",
+            "held up to 20ms, doubled up to 200ms",
+        ] {
+            assert!(text.contains(said), "{said}: {text}");
+        }
+    }
+    let text = agent.command(&["status"]).good();
+    assert!(text.contains("breaker off"), "{text}");
+}
+
+/// `resume` says what it has ended, and so does a pause whose time is over.
+#[test]
+fn the_end_of_a_pause_is_told_as_it_was() {
+    let group = TestCgroup::new("resume");
+    let agent = Agent::start(&group, "");
+    let mut events = agent.follow(&[]);
+    let text = agent.command(&["resume"]).good();
+    assert!(text.contains("nothing was paused"), "{text}");
+    agent.command(&["pause"]).good();
+    let text = agent.command(&["resume"]).good();
+    assert!(text.contains("resumed: "), "{text}");
+    events.wait("by hand", |event| {
+        event["action"] == "resumed" && !event["by"].is_null()
+    });
+    agent.command(&["pause", "--for", "1ms"]).good();
+    let over = events.wait("by itself", |event| event["action"] == "resumed");
+    let message = over["message"].as_str().expect("text");
+    assert!(
+        message.contains("time is over") && over["by"].is_null(),
+        "{over:#}"
+    );
+}
+
+/// No program could reach it, so the agent does not pretend.
+#[test]
+fn a_socket_path_that_nobody_can_reach_is_refused() {
+    let home = Home::new();
+    let socket = home.path().join("x".repeat(120));
+    let run = Program::new(binary())
+        .args(["run", "--listen", "none"])
+        .arg("--socket")
+        .arg(&socket)
+        .arg("--state-dir")
+        .arg(home.path())
+        .run();
+    assert_eq!(run.code(), 2, "{run}");
+    assert!(run.stderr.contains("longer than 107"), "{run}");
+}
