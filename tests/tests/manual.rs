@@ -205,8 +205,9 @@ fn the_newest_order_that_covers_a_row_is_in_force_also_for_rows_to_come() {
         assert_eq!(row.expect("its row")["manual"]["workload"], workload);
     }
     // It ends, and the older one is in force again, without a moment between.
-    let left = Duration::from_secs(10).saturating_sub(began.elapsed());
-    std::thread::sleep(left);
+    tests::wait::until("the older order", Duration::from_secs(40), || {
+        (state_of(&agent, DESTINATION, &b) == "forced_open").then_some(())
+    });
     let mut events = agent.follow(&[]);
     let change = events.wait("the end of the newer order", |event| {
         event["kind"] == "breaker"
