@@ -226,8 +226,10 @@ fn orders_for_others_close_no_open_breaker() {
 #[test]
 fn a_restart_leaves_a_group_as_it_was() {
     let scene = Scene::new("restart");
-    let config =
-        format!("{CONFIG}breaker = {{ redial = false, errno = \"EPERM\", cooldown = \"5m\" }}\n");
+    let config = format!(
+        "{CONFIG}breaker = {{ redial = false, errno = \"EPERM\", cooldown = \"5m\", \
+         window_age = \"10m\" }}\n"
+    );
     let etc = EtcFiles::new(&hosts(4), None);
     let options = AgentOptions::new(&scene.group).config_for_loops(&config);
     let agent = options.start_as(etc.program(options.program()));

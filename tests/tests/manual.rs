@@ -186,7 +186,7 @@ fn the_newest_order_that_covers_a_row_is_in_force_also_for_rows_to_come() {
         "--workload",
         &workload,
         "--for",
-        "8s",
+        "15s",
     ];
     agent.command(&hold).good();
     let mut one = Dialer::start(DIAL, &a, &net.client);
@@ -197,7 +197,7 @@ fn the_newest_order_that_covers_a_row_is_in_force_also_for_rows_to_come() {
     tests::wait::until("the order for the workload", SOON, || {
         (state_of(&agent, DESTINATION, &b) == "forced_closed").then_some(())
     });
-    if began.elapsed() < Duration::from_secs(5) {
+    if began.elapsed() < Duration::from_secs(10) {
         assert_eq!(other.connect(TO).errno, 0);
         assert_eq!(one.connect(TO).errno, libc::ECONNREFUSED);
         let rows = agent.rows(DESTINATION);
@@ -205,13 +205,16 @@ fn the_newest_order_that_covers_a_row_is_in_force_also_for_rows_to_come() {
         assert_eq!(row.expect("its row")["manual"]["workload"], workload);
     }
     // It ends, and the older one is in force again, without a moment between.
+    tests::wait::until("the older order", Duration::from_secs(40), || {
+        (state_of(&agent, DESTINATION, &b) == "forced_open").then_some(())
+    });
     let mut events = agent.follow(&[]);
     let change = events.wait("the end of the newer order", |event| {
         event["kind"] == "breaker"
             && event["workload"] == workload.as_str()
             && event["from"] == "forced_closed"
     });
-    assert!(began.elapsed() >= Duration::from_secs(8));
+    assert!(began.elapsed() >= Duration::from_secs(15));
     assert_eq!(change["to"], "forced_open", "{change:#}");
     assert_eq!(other.connect(TO).errno, libc::ECONNREFUSED);
     let left = orders(&agent);

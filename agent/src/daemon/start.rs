@@ -171,6 +171,7 @@ async fn serve(
 
     // While the programs are loaded, names are looked up.
     let (mut resolver, mut found) = Resolver::start()?;
+    let had_orders = !ordered.is_empty();
     let mut wanted = config.exact_names();
     for name in ordered {
         if !wanted.contains(&name) {
@@ -308,8 +309,10 @@ async fn serve(
         restored,
         naming,
     );
-    // Those of the operators' orders that came back, and no others.
-    node.look_up_names();
+    if had_orders || !node.orders.is_idle() {
+        // Names of those orders that came back, and no others.
+        node.look_up_names();
+    }
     node.adopted();
     table.set_mode(node.kernel_mode());
     let proofs = prove(&node).await.context("wait for the canaries")?;

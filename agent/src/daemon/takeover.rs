@@ -72,6 +72,7 @@ impl Live {
             && let Some(ClientError::Broken { .. }) = error.downcast_ref()
         {
             // It may have ended in the middle of its answer: then nobody answers now.
+            tracing::warn!("{error:#}; asking again");
             answer = ask(&client).await;
         }
         let (handover, document) = match answer {

@@ -410,6 +410,23 @@ mod tests {
         }
     }
 
+    /// An upgrade, also one by takeover.
+    #[test]
+    fn the_form_before_is_read() {
+        let mut document = full();
+        let good = serde_json::to_string(&document).unwrap();
+        let old = good
+            .replace("\"version\":2", "\"version\":1")
+            .replace("\"bypassed\":null,", "");
+        assert!(!old.contains("bypassed"), "{old}");
+        document.version = OLDEST;
+        let read = parse(old.as_bytes()).unwrap();
+        assert!(read == document && read.is_known());
+        assert_eq!(read.names(), [] as [Arc<str>; 0]);
+        document.manual[0].destination = "db.internal:5432".to_owned();
+        assert_eq!(document.names(), ["db.internal".into()]);
+    }
+
     #[test]
     fn a_write_that_fails_leaves_the_old_file() {
         let dir = tempfile::tempdir().unwrap();
