@@ -149,7 +149,7 @@ fn a_breaker_that_waits_for_a_call_says_so() {
         (&"half_open".into(), &"free".into())
     );
     let text = agent.command(&["status"]).good();
-    assert!(text.contains("half-open, no call"), "{text}");
+    assert!(text.contains("half-open, waiting"), "{text}");
     let text = agent.command(&["status", DESTINATION]).good();
     assert!(
         text.contains("waiting for a call: the next connect is a probe"),

@@ -25,9 +25,10 @@ pub fn details(envelope: &StatusEnvelope, style: Style) -> String {
 /// All there is to know about one row.
 pub fn detail(text: &mut String, row: &Row, style: Style) {
     let (state, colour) = state(row);
-    let state = match row.breaker_off && row.state == State::Closed {
-        true => state.to_owned(),
-        false => format!("{state} for {}", running(row.state_age_ms)),
+    let state = match row.state {
+        State::Closed if row.breaker_off => state.to_owned(),
+        State::HalfOpen => format!("half-open for {}", running(row.state_age_ms)),
+        _ => format!("{state} for {}", running(row.state_age_ms)),
     };
     let _ = writeln!(
         text,

@@ -269,7 +269,7 @@ pub(super) fn state(row: &Row) -> (&'static str, &'static str) {
     match row.state {
         State::Open => ("open", RED),
         State::ForcedOpen => ("forced open", RED),
-        State::HalfOpen if row.waits_for_call => ("half-open, no call", ""),
+        State::HalfOpen if row.waits_for_call => ("half-open, waiting", ""),
         State::HalfOpen => ("half-open", YELLOW),
         State::ForcedClosed => ("forced closed", MAGENTA),
         State::Closed if row.bypassed_for_safety => ("bypassed", MAGENTA),

@@ -97,8 +97,9 @@ fn half_open_for_want_of_a_call_comes_after_what_fails() {
         ["10.0.0.3:80", "10.0.0.2:80", "10.0.0.1:80", "10.0.0.0:80"]
     );
     let text = table(&envelope, PLAIN);
-    assert!(text.contains("  half-open, no call 19m  "), "{text}");
+    assert!(text.contains("  half-open, waiting 19m  "), "{text}");
     let text = detail(waits);
+    assert!(text.contains("10.0.0.1:80  half-open for 19m\n"), "{text}");
     assert_eq!(
         line(&text, "next").unwrap(),
         "waiting for a call: the next connect is a probe"
