@@ -17,6 +17,7 @@ mod begin;
 mod body;
 mod connect;
 mod counted;
+mod ends;
 mod events;
 mod exchange;
 mod follow;
