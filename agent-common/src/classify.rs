@@ -186,8 +186,9 @@ fn word(head: &[u8; HEAD]) -> u32 {
     u32::from_ne_bytes([head[0], head[1], head[2], head[3]])
 }
 
+/// Whether a payload begins with one of the usual methods of HTTP/1.
 #[inline(always)]
-fn is_http_method(head: &[u8; HEAD]) -> bool {
+pub fn is_http_method(head: &[u8; HEAD]) -> bool {
     let first = word(head);
     first == u32::from_ne_bytes(*b"GET ")
         || first == u32::from_ne_bytes(*b"POST")

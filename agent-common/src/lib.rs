@@ -23,6 +23,7 @@ pub mod lent;
 pub mod limits;
 pub mod pace;
 pub mod ramp;
+pub mod request;
 pub mod retry;
 pub mod row;
 pub mod spin;
@@ -45,7 +46,7 @@ pub use verdict::Verdict;
 pub use window::CallWindow;
 
 /// Version of everything in this crate; raised with any change of layout or meaning.
-pub const ABI_VERSION: u32 = 9;
+pub const ABI_VERSION: u32 = 10;
 
 /// Nanoseconds in a millisecond.
 pub const NANOS_PER_MS: u64 = 1_000_000;

@@ -24,6 +24,8 @@ pub const ROW_RETRIES: u32 = 1 << 3;
 pub const ROW_LENGTHS: u32 = 1 << 8;
 /// As [`ROW_LENGTHS`], answers that come in chunks, too.
 pub const ROW_CHUNKS: u32 = 1 << 9;
+/// The end of requests is followed, where they are HTTP/1 in the clear ([`crate::request`]).
+pub const ROW_REQUESTS: u32 = 1 << 10;
 
 /// Settings of a policy as the kernel needs them. Copied into a row at its creation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]

@@ -17,6 +17,7 @@ use agent_common::{
 use crate::{
     atomics, counted, events,
     outcome::{self, Window},
+    request,
 };
 
 const EPIPE: u32 = 32;
@@ -272,7 +273,8 @@ pub unsafe fn is_one_way(row: *mut Row, request: u64) -> bool {
     unsafe { (*row).responses == 0 && kind_of_request(request) != KIND_HANDSHAKE }
 }
 
-/// What it means that the program closes before the answer.
+/// What it means that the program closes before the answer. (Nobody has waited for the answer to a request
+/// that is not finished.)
 ///
 /// # Safety
 /// As [`closing`].
@@ -281,7 +283,9 @@ pub unsafe fn given_up(stamp: *mut Stamp, us: u64, exiting: bool) -> u32 {
     // SAFETY: by the caller, map memory.
     let limit =
         unsafe { outcome::row_of(stamp).map_or(0, |row| (*row).settings.exchange_gave_up_ms) };
-    if !exiting && limit != 0 && us >= u64::from(limit) * 1000 {
+    // SAFETY: by the caller.
+    let is_sent = || unsafe { !request::is_unfinished(stamp) };
+    if !exiting && limit != 0 && us >= u64::from(limit) * 1000 && is_sent() {
         OUTCOME_GAVE_UP
     } else {
         OUTCOME_ABANDONED

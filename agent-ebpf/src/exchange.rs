@@ -12,7 +12,8 @@
 use agent_common::{
     Row, Stamp, Verdict,
     classify::{self, Answer, HEAD},
-    http::{self, ASKS_ON, BODY_NONE},
+    http::{self, BODY_NONE},
+    request::{SENDS, asked, asked_on},
     stamp::{
         KIND_GREETING, KIND_HANDSHAKE, KIND_REQUEST, PHASE_OPEN, PHASE_PENDING, PROTOCOL_ADOPTED,
         PROTOCOL_ADOPTED_BUSY, PROTOCOL_AMQP, PROTOCOL_HTTP1, PROTOCOL_MULTIPLEXED,
@@ -34,7 +35,7 @@ use crate::{
     ends::{self, Answered, answered, ended},
     head, held,
     opaque::hidden,
-    outcome, retries,
+    outcome, request, retries,
     segment::{self, Segment},
     stamps, tls,
 };
@@ -63,7 +64,11 @@ pub fn sent(ctx: SkBuffContext) -> i32 {
             && let Some(stamp) = stamp_of(&ctx)
         {
             match (*stamp).phase {
-                PHASE_OPEN if !segment.is_syn => out(&ctx, stamp, segment),
+                PHASE_OPEN if !segment.is_syn => {
+                    let flags = out(&ctx, stamp, segment);
+                    // Here, where the verifier knows least, for it costs it much.
+                    request::begins(ctx.skb.skb, stamp, &segment, flags);
+                }
                 PHASE_PENDING if segment.is_syn => begin::sent_with_syn(&ctx, stamp, segment),
                 _ => {}
             }
@@ -101,15 +106,17 @@ unsafe fn stamp_of(ctx: &SkBuffContext) -> Option<*mut Stamp> {
     }
 }
 
+/// Payload beyond what was sent before? Returns the flags of the row if an exchange begins with it, else 0.
 #[inline(always)]
-unsafe fn out(ctx: &SkBuffContext, stamp: *mut Stamp, segment: Segment) {
+unsafe fn out(ctx: &SkBuffContext, stamp: *mut Stamp, segment: Segment) -> u32 {
     // SAFETY: by the caller, map memory.
     unsafe {
         let protocol = (*stamp).protocol;
+        let mut new = 0;
         if protocol != PROTOCOL_UNKNOWN {
-            let new = segment.end.wrapping_sub((*stamp).out_end) as i32;
+            new = segment.end.wrapping_sub((*stamp).out_end) as i32;
             if new <= 0 {
-                return;
+                return 0;
             }
         }
         (*stamp).out_end = segment.end;
@@ -129,14 +136,17 @@ unsafe fn out(ctx: &SkBuffContext, stamp: *mut Stamp, segment: Segment) {
                 }
                 if in_handshake {
                     tls::sent(ctx.skb.skb, stamp, &segment);
+                } else if protocol == PROTOCOL_HTTP1 && (*stamp).tls_stage & SENDS != 0 {
+                    let old = segment.payload.wrapping_sub(new as u32);
+                    request::goes_on(ctx.skb.skb, stamp, &segment, old);
                 }
-                return;
+                return 0;
             }
         }
         let protocol = if protocol >= PROTOCOL_ADOPTED {
             let head = segment::head(ctx.skb.skb, segment);
             let Some(protocol) = adopted(stamp, &head, segment) else {
-                return;
+                return 0;
             };
             (*stamp).protocol = protocol;
             (*stamp).tls_stage = STAGE_SETTLED;
@@ -152,13 +162,13 @@ unsafe fn out(ctx: &SkBuffContext, stamp: *mut Stamp, segment: Segment) {
                 match what as u32 {
                     HANDSHAKE => kind = KIND_HANDSHAKE,
                     REQUEST => begin_seq = begin_seq.wrapping_add((what >> 32) as u32),
-                    _ => return,
+                    _ => return 0,
                 }
             }
             PROTOCOL_UNKNOWN => {
                 let head = segment::head(ctx.skb.skb, segment);
                 if is_farewell(&head, segment) {
-                    return;
+                    return 0;
                 }
                 let protocol = classify::protocol(&head, segment.payload as usize);
                 (*stamp).protocol = protocol;
@@ -181,37 +191,39 @@ unsafe fn out(ctx: &SkBuffContext, stamp: *mut Stamp, segment: Segment) {
                     kind = KIND_HANDSHAKE;
                     tls::sent(ctx.skb.skb, stamp, &segment);
                 } else if is_farewell(&head, segment) {
-                    return;
+                    return 0;
                 } else if turns {
                     (*stamp).begun_ns = bpf_ktime_get_ns();
-                    return;
+                    return 0;
                 }
             }
             PROTOCOL_OPAQUE | PROTOCOL_TUNNEL => {
                 if classify::may_be_farewell(segment.payload)
                     && is_farewell(&segment::head(ctx.skb.skb, segment), segment)
                 {
-                    return;
+                    return 0;
                 }
             }
             _ => {
                 let head = segment::head(ctx.skb.skb, segment);
                 let begins = match protocol {
                     PROTOCOL_TLS => classify::is_tls_request(&head),
-                    PROTOCOL_HTTP1 => classify::begins_http_request(&head),
+                    PROTOCOL_HTTP1 => request::may_begin(stamp, &head, &segment),
                     PROTOCOL_AMQP => classify::begins_amqp(&head),
                     PROTOCOL_MULTIPLEXED => classify::begins_stream(&head),
                     _ => true,
                 };
                 if !begins {
                     if protocol == PROTOCOL_HTTP1 {
-                        (*stamp).tls_stage = ASKS_ON;
+                        (*stamp).tls_stage = asked_on((*stamp).tls_stage);
                     }
-                    return;
+                    return 0;
                 }
                 match protocol {
                     PROTOCOL_TLS => (*stamp).tls_stage = STAGE_SETTLED,
-                    PROTOCOL_HTTP1 => (*stamp).tls_stage = asks(&head),
+                    PROTOCOL_HTTP1 => {
+                        (*stamp).tls_stage = asked((*stamp).tls_stage, asks(&head));
+                    }
                     _ => {}
                 }
             }
@@ -222,10 +234,10 @@ unsafe fn out(ctx: &SkBuffContext, stamp: *mut Stamp, segment: Segment) {
             (*stamp).request_seq = begin_seq;
             (*stamp).begun_ns = now;
             (&raw mut (*stamp).request).write_volatile(pack_request(number, now / 1000) | kind);
-            return;
+            return 0;
         }
         let Some(row) = outcome::unpinned_row_of(stamp) else {
-            return;
+            return 0;
         };
         if number != 0 && retries::is_wanted(stamp, row, number, now) {
             retries::kept(stamp, row, now);
@@ -233,7 +245,9 @@ unsafe fn out(ctx: &SkBuffContext, stamp: *mut Stamp, segment: Segment) {
         let verdict = Verdict::unpack(atomics::load(&raw const (*row).verdict));
         (*stamp).generation = verdict.generation;
         (*stamp).request_seq = begin_seq;
+        let flags = hidden((*row).settings.flags);
         begin::begin(stamp, row, number + 1, now, kind);
+        flags
     }
 }
 

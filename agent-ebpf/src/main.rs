@@ -32,6 +32,7 @@ mod outcome;
 mod probes;
 mod refusal;
 mod release;
+mod request;
 mod retries;
 mod rows;
 mod segment;

@@ -154,10 +154,10 @@ pub static SPILLED: HashMap<u64, Stamp> =
 #[map]
 pub static COUNTED: HashMap<u64, u64> = HashMap::with_max_entries(COUNTED_MOST, BPF_F_NO_PREALLOC);
 
-/// The first bytes of an HTTP answer while the ingress hook searches them. One of 1.1 KB for each
-/// processor.
+/// The first bytes of an HTTP answer while the ingress hook searches them, and of a request while the
+/// egress hook does. Two of 1.1 KB for each processor.
 #[map]
-pub static HEAD: PerCpuArray<Head> = PerCpuArray::with_max_entries(1, 0);
+pub static HEAD: PerCpuArray<Head> = PerCpuArray::with_max_entries(2, 0);
 
 /// Control groups whose sockets are adopted, by id, with a process in each. Written by the agent,
 /// emptied after the start.

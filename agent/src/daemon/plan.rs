@@ -6,7 +6,9 @@ use agent_common::{
     PolicyKey, RetrySettings, Settings,
     budget::{NO_BUDGET, WHOLE_PPM, epoch_scale},
     retry::NO_LIMIT,
-    row::{FAIL_5XX, ROW_CHUNKS, ROW_LENGTHS, ROW_LIMITED, ROW_PROTECTED, ROW_RETRIES},
+    row::{
+        FAIL_5XX, ROW_CHUNKS, ROW_LENGTHS, ROW_LIMITED, ROW_PROTECTED, ROW_REQUESTS, ROW_RETRIES,
+    },
     syn::first_timeout_ticks,
 };
 
@@ -203,6 +205,11 @@ fn kernel_settings(policy: &Policy, index: u32, ticks: Ticks) -> Settings {
                     ..
                 } => ROW_LENGTHS,
                 _ => ROW_LENGTHS | ROW_CHUNKS,
+            }
+            | if judges_waits(policy) {
+                ROW_REQUESTS
+            } else {
+                0
             },
         slow_call_us: policy.breaker.slow_call.map_or(0, |slow| {
             u32::try_from(slow.as_micros()).unwrap_or(u32::MAX)
@@ -228,6 +235,14 @@ fn kernel_settings(policy: &Policy, index: u32, ticks: Ticks) -> Settings {
         connects_per_second: policy.limits.connects_per_second.unwrap_or(0),
         limit_errno: policy.breaker.errno.number().unsigned_abs(),
     }
+}
+
+/// Whether the policy says how long an answer may be waited for, so that it matters when a request ends.
+/// (Where `hung` is "auto", others have to be silent, too.)
+fn judges_waits(policy: &Policy) -> bool {
+    let limits = wait_limits(policy);
+    let hung = policy.breaker.enabled && matches!(policy.breaker.hung, Hung::After(_));
+    limits.read.is_some() || limits.stall.is_some() || hung
 }
 
 /// A policy whose breaker wants more failures than this is not waited for by the limit of retries.
