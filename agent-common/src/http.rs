@@ -10,8 +10,12 @@ use crate::{
     stamp::{PROTOCOL_HTTP1, Stamp, unpack_request},
 };
 
-/// Bytes of a head that are searched; a longer one tells nothing. A power of two.
-pub const SEARCHED: u32 = 1024;
+/// Bytes of a head that are searched at most, which are those of a request; a longer one tells nothing. A
+/// power of two.
+pub const SEARCHED: u32 = 2048;
+
+/// Bytes of the head of an answer that are searched. (Cookies and tokens make those of requests longer.)
+pub const ANSWER_SEARCHED: u32 = 1024;
 
 /// Words of 8 bytes in which they lie, and those behind them that are read along.
 pub const WORDS: usize = (SEARCHED / 8) as usize + 3;

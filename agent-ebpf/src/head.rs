@@ -1,7 +1,7 @@
 //! Searches the head of an HTTP answer or request: see [`agent_common::http`]. Dear beside the rest: only where
 //! something depends on it.
 
-use agent_common::http::{SEARCHED, STEPS, Search, WORDS};
+use agent_common::http::{ANSWER_SEARCHED, SEARCHED, STEPS, Search, WORDS};
 use aya_ebpf::{
     bindings::__sk_buff,
     helpers::generated::{bpf_loop, bpf_skb_load_bytes},
@@ -54,7 +54,7 @@ struct Context {
 pub unsafe fn search(skb: *mut __sk_buff, segment: &Segment) -> *mut Head {
     match maps::HEAD.get_ptr_mut(ANSWER) {
         // SAFETY: by contract.
-        Some(head) if unsafe { load_and_search(head, skb, segment) } => head,
+        Some(head) if unsafe { load_and_search(head, skb, segment, ANSWER_SEARCHED) } => head,
         _ => core::ptr::null_mut(),
     }
 }
@@ -76,7 +76,7 @@ pub unsafe fn of_request(skb: *mut __sk_buff, segment: &Segment) -> *mut Head {
             return core::ptr::null_mut();
         }
         (&raw mut (*head).busy).write_volatile(1);
-        if load_and_search(head, skb, segment) {
+        if load_and_search(head, skb, segment, SEARCHED) {
             return head;
         }
         release(head);
@@ -95,12 +95,17 @@ pub unsafe fn release(head: *mut Head) {
 }
 
 #[inline(always)]
-unsafe fn load_and_search(head: *mut Head, skb: *mut __sk_buff, segment: &Segment) -> bool {
+unsafe fn load_and_search(
+    head: *mut Head,
+    skb: *mut __sk_buff,
+    segment: &Segment,
+    most: u32,
+) -> bool {
     // For the verifier: at least 1, and no more than there is room for. By way of memory, or it would tell
     // apart all that it knows of the payload's length from here back to the packet's begin.
     // SAFETY: map memory.
     let longest = unsafe {
-        (&raw mut (*head).loads).write_volatile(segment.payload.min(SEARCHED));
+        (&raw mut (*head).loads).write_volatile(segment.payload.min(most));
         (&raw const (*head).loads).read_volatile()
     };
     let loaded = (longest.wrapping_sub(1) & (SEARCHED - 1)) + 1;

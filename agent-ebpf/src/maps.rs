@@ -155,7 +155,7 @@ pub static SPILLED: HashMap<u64, Stamp> =
 pub static COUNTED: HashMap<u64, u64> = HashMap::with_max_entries(COUNTED_MOST, BPF_F_NO_PREALLOC);
 
 /// The first bytes of an HTTP answer while the ingress hook searches them, and of a request while the
-/// egress hook does. Two of 1.1 KB for each processor.
+/// egress hook does. Two of 2.1 KB for each processor.
 #[map]
 pub static HEAD: PerCpuArray<Head> = PerCpuArray::with_max_entries(2, 0);
 

@@ -64,8 +64,11 @@ unsafe fn search(skb: *mut __sk_buff, stamp: *mut Stamp, segment: &Segment) {
         let (what, length) = (hidden(what), hidden64(length));
         head::release(head);
         let (bound, laps) = request::laps(segment.begin(), length);
-        (*stamp).syn_timeout_ticks = bound;
-        (*stamp).tls_stage |= what | laps;
+        let mut known = ((*stamp).tls_stage | what | laps, bound);
+        if what == SENDS_LENGTH {
+            known = request::after(known.0, known.1, segment.end);
+        }
+        ((*stamp).tls_stage, (*stamp).syn_timeout_ticks) = known;
         if what == SENDS_DATA {
             follow(skb, stamp, segment, 0);
         }
