@@ -28,6 +28,7 @@ pub mod retry;
 pub mod row;
 pub mod spin;
 pub mod stamp;
+pub mod status;
 pub mod syn;
 pub mod tls;
 pub mod verdict;
@@ -42,6 +43,7 @@ pub use lent::{Lent, LentKey};
 pub use retry::{Retries, RetrySettings};
 pub use row::{OTHER_ROW, Row, Settings};
 pub use stamp::Stamp;
+pub use status::Statuses;
 pub use verdict::Verdict;
 pub use window::CallWindow;
 

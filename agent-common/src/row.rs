@@ -46,7 +46,7 @@ pub struct Settings {
     pub flags: u32,
     /// A successful exchange that took longer is slow, us; 0: off.
     pub slow_call_us: u32,
-    /// Which statuses in the clear are failures: [`FAIL_5XX`] or 0.
+    /// Which statuses in the clear are failures: [`FAIL_5XX`], [`FAIL_LISTED`] or 0.
     pub fail_status: u32,
     /// As `gave_up_ms`, for an exchange without an answer, ms; 0: never.
     pub exchange_gave_up_ms: u32,
@@ -64,6 +64,8 @@ pub struct Settings {
 
 /// In [`Settings::fail_status`]: every 5xx is a failure.
 pub const FAIL_5XX: u32 = 1;
+/// In [`Settings::fail_status`]: those that the policy lists ([`crate::Statuses`]).
+pub const FAIL_LISTED: u32 = 2;
 
 layout!(
     Settings, size 56,

@@ -1,13 +1,14 @@
 //! How exchanges end: with an answer, or with the connection.
 
 use agent_common::{
-    Event, EventKind, Row, Stamp,
-    classify::Answer,
+    Event, EventKind, Row, Stamp, Statuses,
+    classify::{self, Answer},
     event::{
         EVENT_EXCHANGE, EVENT_PROBE, OUTCOME_ABANDONED, OUTCOME_CLOSED_EARLY, OUTCOME_GAVE_UP,
         OUTCOME_HUNG, OUTCOME_OTHER, OUTCOME_RESET, OUTCOME_RESPONSE, OUTCOME_SLOW, OUTCOME_STATUS,
     },
     retry::{ENDED_UNANSWERED, ENDED_WELL},
+    row::FAIL_LISTED,
     stamp::{
         KIND_HANDSHAKE, PROTOCOL_SSH, STAMP_HALF_CLOSED, STAMP_PROBE, STAMP_PROBE_BY_EXCHANGE,
         STAMP_WOULD, kind_of_request, unpack_request,
@@ -15,7 +16,8 @@ use agent_common::{
 };
 
 use crate::{
-    atomics, counted, events,
+    atomics, counted, events, maps,
+    opaque::hidden64,
     outcome::{self, Window},
     request,
 };
@@ -36,20 +38,57 @@ const READS: u32 = 20_000;
 const SSH_BEGINS_WITHIN: u32 = 3;
 
 /// The answer says that the server failed.
-const SAYS_FAILED: u32 = 1;
+const SAYS_FAILED: u64 = 1;
 /// The answer asks for fewer calls.
-const SAYS_THROTTLED: u32 = 2;
+const SAYS_THROTTLED: u64 = 2;
 
-/// What an answer says, by its number: [`Answered::says`].
+/// What an answer says, by its number and its status line: [`Answered::says`].
 #[inline(always)]
-pub fn says(answer: u32) -> u32 {
+pub fn says(answer: u32, line: u64) -> u64 {
     let answer = Answer::from_number(answer);
     let failed = if answer.is_failure() { SAYS_FAILED } else { 0 };
-    if answer.is_throttled() {
-        failed | SAYS_THROTTLED
+    let throttled = if answer.is_throttled() {
+        SAYS_THROTTLED
     } else {
-        failed
+        0
+    };
+    line | hidden64(failed | throttled)
+}
+
+/// Whether an answer that says this is a failure for the policy of a row.
+#[inline(always)]
+unsafe fn fails(row: *mut Row, says: u64) -> bool {
+    // SAFETY: by the caller, map memory.
+    unsafe {
+        // (Asked in any other way, this costs the verifier twice as much.)
+        let how = (*row).settings.fail_status;
+        let says = if how == FAIL_LISTED {
+            is_listed(row, says)
+        } else {
+            says as u32
+        };
+        how != 0 && says & SAYS_FAILED as u32 != 0
     }
+}
+
+/// Whether the policy of a row lists the status of an answer that says this: 1 ([`SAYS_FAILED`]) or 0.
+///
+/// # Safety
+/// `row` must be map memory.
+#[inline(never)]
+unsafe fn is_listed(row: *mut Row, says: u64) -> u32 {
+    // SAFETY: by contract.
+    let policy = unsafe { (*row).settings.policy };
+    let (failed, throttled) = (says & SAYS_FAILED != 0, says & SAYS_THROTTLED != 0);
+    let status = classify::status(says, failed, throttled);
+    let Some(listed) = maps::STATUSES.get_ptr(policy) else {
+        return 0;
+    };
+    // Not by an index, of which the verifier would want to know where it comes from.
+    // SAFETY: map memory.
+    let bits =
+        [0, 1, 2, 3].map(|word| unsafe { (&raw const (*listed).bits[word]).read_volatile() });
+    u32::from((Statuses { bits }).contains(status))
 }
 
 /// An answer.
@@ -60,8 +99,8 @@ pub struct Answered {
     pub us: u64,
     /// What the agent has counted the exchange as.
     pub counted: u64,
-    /// What it says ([`says`]): [`SAYS_FAILED`], [`SAYS_THROTTLED`].
-    pub says: u32,
+    /// What it says ([`says`]): its status line, [`SAYS_FAILED`], [`SAYS_THROTTLED`].
+    pub says: u64,
 }
 
 /// An exchange is answered.
@@ -84,7 +123,7 @@ pub unsafe fn answered(stamp: *mut Stamp, row: *mut Row, answered: Answered) {
         outcome::longest(&raw mut (*row).response_latency_max_us, us);
         outcome::bucket((*row).response_histogram, us);
         let slow_us = u64::from((*row).settings.slow_call_us);
-        let is_failed = says & SAYS_FAILED != 0 && (*row).settings.fail_status != 0;
+        let is_failed = fails(row, says);
         let is_slow = !is_failed && slow_us != 0 && us > slow_us;
         if says & SAYS_THROTTLED != 0 {
             atomics::add32(&raw mut (*row).throttled, 1);

@@ -34,7 +34,7 @@ use crate::{
     answers, atomics, begin, body, counted,
     ends::{self, Answered, answered, ended},
     head, held,
-    opaque::hidden,
+    opaque::{hidden, hidden64},
     outcome, request, retries,
     segment::{self, Segment},
     stamps, tls,
@@ -335,9 +335,9 @@ unsafe fn back(ctx: &SkBuffContext, stamp: *mut Stamp, segment: Segment) {
         // Sent before the request had arrived?
         let is_early =
             kind == KIND_REQUEST && segment.ack.wrapping_sub((*stamp).request_seq) as i32 <= 0;
-        let mut answer = PLAIN;
+        let (mut answer, mut line) = (PLAIN, 0);
         if protocol <= classify::LAST_WITH_STATUS {
-            answer = hidden(status(ctx.skb.skb, &segment, protocol));
+            (answer, line) = said(status(ctx.skb.skb, &segment, protocol));
             if answer == Answer::Interim as u32 {
                 return;
             }
@@ -385,7 +385,7 @@ unsafe fn back(ctx: &SkBuffContext, stamp: *mut Stamp, segment: Segment) {
                     now,
                     us,
                     counted,
-                    says: hidden(ends::says(answer)),
+                    says: ends::says(answer, line),
                 },
             );
             ended(row);
@@ -410,7 +410,7 @@ unsafe fn greeted(ctx: &SkBuffContext, stamp: *mut Stamp, segment: &Segment) {
         let Some(row) = outcome::unpinned_row_of(stamp) else {
             return;
         };
-        let answer = hidden(status(ctx.skb.skb, segment, PROTOCOL_UNKNOWN));
+        let (answer, line) = said(status(ctx.skb.skb, segment, PROTOCOL_UNKNOWN));
         let now = bpf_ktime_get_ns();
         let us = now.saturating_sub((*stamp).answered_ns) / 1000;
         (*stamp).answered_ns = now;
@@ -424,27 +424,34 @@ unsafe fn greeted(ctx: &SkBuffContext, stamp: *mut Stamp, segment: &Segment) {
                 now,
                 us,
                 counted,
-                says: hidden(ends::says(answer)),
+                says: ends::says(answer, line),
             },
         );
     }
 }
 
-/// What the first bytes of an answer say: the number of an [`Answer`]. A function of its own, for the
+/// The number of an [`Answer`], and its status line, of what [`status`] returns.
+#[inline(always)]
+fn said(word: u64) -> (u32, u64) {
+    (hidden((word & 0xff) as u32), hidden64(word & !0xff))
+}
+
+/// What the first bytes of an answer say: the number of an [`Answer`], and above it the status line. A function of its own, for the
 /// stack of the kernel's programs is short.
 #[inline(never)]
-unsafe fn status(skb: *mut __sk_buff, segment: &Segment, protocol: u32) -> u32 {
+unsafe fn status(skb: *mut __sk_buff, segment: &Segment, protocol: u32) -> u64 {
     // SAFETY: by the caller.
     unsafe {
         let head = segment::head(skb, *segment);
         let answer = hidden(classify::answer(&head, protocol, segment.payload) as u32);
+        let line = classify::status_line(&head);
         if answer == Answer::Unavailable as u32 {
             let head = head::search(skb, segment);
             if !head.is_null() && (*head).search.has_retry_after() {
-                return Answer::UnavailableForNow as u32;
+                return line | Answer::UnavailableForNow as u64;
             }
         }
-        answer
+        line | u64::from(answer)
     }
 }
 

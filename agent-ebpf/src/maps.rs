@@ -6,7 +6,7 @@
 
 use agent_common::{
     Control, Counters, DestinationKey, HeardAnswer, Lent, LentKey, PolicyKey, Retries,
-    RetrySettings, Row, Settings, Stamp,
+    RetrySettings, Row, Settings, Stamp, Statuses,
     histogram::Histogram,
     key::ManualKey,
     lent::LENT_MOST,
@@ -105,6 +105,10 @@ pub static RETRIES: Array<Retries> = Array::with_max_entries(17, BPF_F_MMAPABLE)
 /// What each policy says about retries. Written by the agent. Mapped, 48 bytes an entry.
 #[map]
 pub static RETRY_POLICIES: Array<RetrySettings> = Array::with_max_entries(1, BPF_F_MMAPABLE);
+
+/// The statuses that each policy takes for failures. Written by the agent. Mapped, 32 bytes an entry.
+#[map]
+pub static STATUSES: Array<Statuses> = Array::with_max_entries(1, BPF_F_MMAPABLE);
 
 /// What tasks know of their last calls, at the place that task and row name. Written by the kernel. 56
 /// bytes an entry.
