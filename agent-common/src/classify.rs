@@ -7,6 +7,7 @@ use crate::{
         PROTOCOL_AMQP, PROTOCOL_HTTP1, PROTOCOL_MULTIPLEXED, PROTOCOL_OPAQUE, PROTOCOL_SSH,
         PROTOCOL_TLS, PROTOCOL_TUNNEL, PROTOCOL_UNKNOWN,
     },
+    status::{TOO_MANY, UNAVAILABLE},
     tls,
 };
 
@@ -186,8 +187,9 @@ fn word(head: &[u8; HEAD]) -> u32 {
     u32::from_ne_bytes([head[0], head[1], head[2], head[3]])
 }
 
+/// Whether a payload begins with one of the usual methods of HTTP/1.
 #[inline(always)]
-fn is_http_method(head: &[u8; HEAD]) -> bool {
+pub fn is_http_method(head: &[u8; HEAD]) -> bool {
     let first = word(head);
     first == u32::from_ne_bytes(*b"GET ")
         || first == u32::from_ne_bytes(*b"POST")
@@ -434,6 +436,30 @@ fn postgres_failed(head: &[u8; HEAD]) -> bool {
     }
 }
 
+/// What of an answer's first bytes tells its status, if it is one of HTTP: for [`status`]. The lowest byte is
+/// 0. (No more than that, for the verifier walks through each question that is asked here many times.)
+#[inline(always)]
+pub fn status_line(head: &[u8; HEAD]) -> u64 {
+    let [h, t, u, p, ..] = *head;
+    u64::from_le_bytes([0, head[9], head[10], head[11], h, t, u, p])
+}
+
+/// The status of an answer: that of HTTP, or what an answer of another protocol corresponds to; 0: none.
+#[inline(always)]
+pub fn status(line: u64, failed: bool, throttled: bool) -> u32 {
+    let [_, a, b, c, begin @ ..] = line.to_le_bytes();
+    if u32::from_ne_bytes(begin) == u32::from_ne_bytes(*b"HTTP") {
+        let digit = |byte: u8| u32::from(byte.wrapping_sub(b'0'));
+        digit(a) * 100 + digit(b) * 10 + digit(c)
+    } else if failed {
+        UNAVAILABLE
+    } else if throttled {
+        TOO_MANY
+    } else {
+        0
+    }
+}
+
 /// `HTTP/1.x NNN`.
 #[inline(always)]
 fn http(head: &[u8; HEAD]) -> Answer {
@@ -461,6 +487,36 @@ mod tests {
         let length = text.len().min(HEAD);
         head[..length].copy_from_slice(&text[..length]);
         head
+    }
+
+    #[test]
+    fn statuses() {
+        for (bytes, said) in [
+            (&b"HTTP/1.1 404 Not Found"[..], 404),
+            (b"HTTP/1.0 599", 599),
+            (b"HTTP/1.1 503 No", 503),
+            (b"HTTP/1.1 200 OK", 200),
+            (b"-LOADING", 503),
+            (b"+OK\r\n", 0),
+            (b"", 0),
+        ] {
+            let head = head(bytes);
+            let protocol = if bytes.starts_with(b"H") {
+                PROTOCOL_HTTP1
+            } else {
+                PROTOCOL_OPAQUE
+            };
+            let answer = answer(&head, protocol, bytes.len() as u32);
+            let line = status_line(&head);
+            assert_eq!(line & 0xff, 0);
+            let found = status(line, answer.is_failure(), answer.is_throttled());
+            assert_eq!(found, said, "{bytes:?}");
+        }
+        assert_eq!(status(0, false, true), 429);
+        assert_eq!(
+            status(status_line(&head(b"HTTP/1.1 429")), false, true),
+            429
+        );
     }
 
     #[test]

@@ -5,10 +5,17 @@
 //! is in doubt counts as finished: a stall that is missed harms less than a connection that is ended
 //! wrongly.
 
-use crate::stamp::{PROTOCOL_HTTP1, Stamp, unpack_request};
+use crate::{
+    request::{self, HAS_BODY, PIPELINES},
+    stamp::{PROTOCOL_HTTP1, Stamp, unpack_request},
+};
 
-/// Bytes of a head that are searched; a longer one tells nothing. A power of two.
-pub const SEARCHED: u32 = 1024;
+/// Bytes of a head that are searched at most, which are those of a request; a longer one tells nothing. A
+/// power of two.
+pub const SEARCHED: u32 = 2048;
+
+/// Bytes of the head of an answer that are searched. (Cookies and tokens make those of requests longer.)
+pub const ANSWER_SEARCHED: u32 = 1024;
 
 /// Words of 8 bytes in which they lie, and those behind them that are read along.
 pub const WORDS: usize = (SEARCHED / 8) as usize + 3;
@@ -20,8 +27,11 @@ pub const STEPS: u32 = SEARCHED / 8 + 40;
 /// Longest answer that is followed, bytes: sequence numbers tell what is before what only within 2 GiB.
 const LONGEST: u64 = (1 << 31) - (1 << 16);
 
-// --- what a request asks for, in `Stamp::tls_stage`; the egress hook is the writer
+// --- what a request asks for, in the lowest byte of `Stamp::tls_stage` (the rest is told in
+// `crate::request`); the egress hook is the writer
 
+/// The bits of those below.
+pub const ASKS: u32 = 0xff;
 /// An answer that may have a body.
 pub const ASKS_BODY: u32 = 0;
 /// HEAD: an answer without a body, whatever its head says.
@@ -44,16 +54,19 @@ pub const BODY_CHUNKED_PAUSED: u32 = 3;
 /// What comes is no HTTP any more, or ends with the connection: for all of its life.
 pub const BODY_ENDLESS: u32 = 4;
 
-/// What a request asks for, from its first four bytes.
+/// What a request asks for, and whether it may have a body ([`HAS_BODY`]), from its first four bytes.
 #[inline(always)]
 pub fn asks(method: [u8; 4]) -> u32 {
     match u32::from_ne_bytes(method) {
+        // (Some send a body with GET: a query, in one go.)
+        GET => ASKS_BODY,
         HEAD => ASKS_HEAD,
         CONNECT => ASKS_TUNNEL,
-        _ => ASKS_BODY,
+        _ => ASKS_BODY | HAS_BODY,
     }
 }
 
+const GET: u32 = u32::from_ne_bytes(*b"GET ");
 const HEAD: u32 = u32::from_ne_bytes(*b"HEAD");
 const CONNECT: u32 = u32::from_ne_bytes(*b"CONN");
 
@@ -62,21 +75,21 @@ const CONNECT: u32 = u32::from_ne_bytes(*b"CONN");
 #[repr(C)]
 pub struct Search {
     /// Bytes that are at hand, at most [`SEARCHED`].
-    loaded: u32,
+    pub(crate) loaded: u32,
     /// What is to be looked at next.
     at: u32,
     /// The value of Content-Length.
-    length_at: u32,
+    pub(crate) length_at: u32,
     /// The value of Transfer-Encoding.
-    coding_at: u32,
+    pub(crate) coding_at: u32,
     /// The value of Content-Type.
     type_at: u32,
     /// The value of Retry-After.
     retry_at: u32,
     /// How many of the first two there are.
-    framings: u32,
+    pub(crate) framings: u32,
     /// The body.
-    body_at: u32,
+    pub(crate) body_at: u32,
 }
 
 impl Search {
@@ -175,8 +188,7 @@ impl Search {
             // It ends with the connection.
             return ENDLESS;
         }
-        let (coding, _) = value(&word, self.coding_at);
-        let is_chunked = coding & FIRST_7 | SMALL & FIRST_7 == CHUNKED && is_line_end(coding >> 56);
+        let is_chunked = is_chunked(&word, self.coding_at);
         let (kind, _) = value(&word, self.type_at);
         let is_event_stream = self.type_at != 0 && kind | SMALL == EVENTS;
         if chunked && is_chunked && !is_event_stream {
@@ -185,6 +197,13 @@ impl Search {
             NOTHING
         }
     }
+}
+
+/// Whether a Transfer-Encoding is "chunked", and no more.
+#[inline(always)]
+pub(crate) fn is_chunked(word: &impl Fn(u32) -> u64, at: u32) -> bool {
+    let (coding, _) = value(word, at);
+    coding & FIRST_7 | SMALL & FIRST_7 == CHUNKED && is_line_end(coding >> 56)
 }
 
 /// What an answer in chunks is after a segment with these last five bytes. The last chunk is an empty
@@ -219,7 +238,11 @@ pub fn unfinished(stamp: &Stamp) -> Option<Unfinished> {
         || number == 0
         // Another request was sent: a client that does so takes the answer for finished.
         || stamp.owed().is_some()
-        || stamp.tls_stage == ASKS_ON
+        || stamp.tls_stage & ASKS == ASKS_ON
+        // It need not be the answer to that request.
+        || stamp.tls_stage & PIPELINES != 0
+        // The server may wait for the rest of it.
+        || request::is_unfinished(stamp)
     {
         return None;
     }
@@ -285,7 +308,7 @@ fn next(first: u64, second: u64) -> (u64, u64) {
 
 /// The number that a header's value is; [`u64::MAX`] for anything else, and for more than ten digits.
 #[inline(always)]
-fn number(word: &impl Fn(u32) -> u64, at: u32) -> u64 {
+pub(crate) fn number(word: &impl Fn(u32) -> u64, at: u32) -> u64 {
     const DIGITS: u32 = 10;
     let (mut first, mut second) = value(word, at);
     let mut number = 0;

@@ -24,6 +24,8 @@ pub const ROW_RETRIES: u32 = 1 << 3;
 pub const ROW_LENGTHS: u32 = 1 << 8;
 /// As [`ROW_LENGTHS`], answers that come in chunks, too.
 pub const ROW_CHUNKS: u32 = 1 << 9;
+/// The end of requests is followed, where they are HTTP/1 in the clear ([`crate::request`]).
+pub const ROW_REQUESTS: u32 = 1 << 10;
 
 /// Settings of a policy as the kernel needs them. Copied into a row at its creation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
@@ -44,7 +46,7 @@ pub struct Settings {
     pub flags: u32,
     /// A successful exchange that took longer is slow, us; 0: off.
     pub slow_call_us: u32,
-    /// Which statuses in the clear are failures: [`FAIL_5XX`] or 0.
+    /// Which statuses in the clear are failures: [`FAIL_5XX`], [`FAIL_LISTED`] or 0.
     pub fail_status: u32,
     /// As `gave_up_ms`, for an exchange without an answer, ms; 0: never.
     pub exchange_gave_up_ms: u32,
@@ -62,6 +64,8 @@ pub struct Settings {
 
 /// In [`Settings::fail_status`]: every 5xx is a failure.
 pub const FAIL_5XX: u32 = 1;
+/// In [`Settings::fail_status`]: those that the policy lists ([`crate::Statuses`]).
+pub const FAIL_LISTED: u32 = 2;
 
 layout!(
     Settings, size 56,

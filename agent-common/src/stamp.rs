@@ -25,7 +25,8 @@ pub struct Stamp {
     /// connection: how long the connect took, ms.
     pub own_timeout_ms: u32,
     /// Reply to the first SYN timer, ticks; 0: none. On an adopted connection, which will never send
-    /// a SYN: `in_end` at its adoption.
+    /// a SYN: `in_end` at its adoption. On an open connection of HTTP/1: where the request under way ends
+    /// (`SENDS_` in [`crate::request`]).
     pub syn_timeout_ticks: u32,
     /// When the SYN left (CLOCK_MONOTONIC, ns); 0 before. On an open connection: when the last byte of
     /// the request under way was sent.
@@ -61,7 +62,7 @@ pub struct Stamp {
     /// having acknowledged it is no answer.
     pub request_seq: u32,
     /// What a TLS client has sent (`STAGE_` in [`crate::tls`]). With HTTP/1: what the last request asks
-    /// for (`ASKS_` in [`crate::http`]).
+    /// for (`ASKS_` in [`crate::http`]), and what is known of its end (`SENDS_` in [`crate::request`]).
     pub tls_stage: u32,
     /// What a TLS 1.3 server has sent since the handshake ([`crate::tls::received`]). With HTTP/1: what is
     /// known of the end of the last answer (`BODY_` in [`crate::http`]).

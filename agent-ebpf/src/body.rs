@@ -3,7 +3,7 @@
 
 use agent_common::{
     Stamp,
-    http::{self, BODY_CHUNKED, BODY_CHUNKED_PAUSED, BODY_ENDLESS, BODY_LENGTH, BODY_NONE},
+    http::{self, ASKS, BODY_CHUNKED, BODY_CHUNKED_PAUSED, BODY_ENDLESS, BODY_LENGTH, BODY_NONE},
     row::{ROW_CHUNKS, ROW_LENGTHS},
 };
 use aya_ebpf::{bindings::__sk_buff, helpers::generated::bpf_skb_load_bytes};
@@ -41,7 +41,7 @@ unsafe fn search(skb: *mut __sk_buff, stamp: *mut Stamp, segment: &Segment, chun
             return;
         }
         let word = |index| head::word(head, index);
-        let asks = hidden((*stamp).tls_stage);
+        let asks = hidden((*stamp).tls_stage & ASKS);
         let (what, whole) = (*head).search.body(word, asks, chunked != 0);
         let (what, whole) = (hidden(what), hidden(whole));
         (*stamp).tls_next = segment.begin().wrapping_add(whole);

@@ -30,9 +30,9 @@ use aya_ebpf::{
 };
 
 use crate::{
-    atomics, events,
-    exchange::{self, Change},
-    held,
+    atomics,
+    ends::{self, Change},
+    events, held,
     kernel::TcpSocket,
     limits,
     opaque::{hidden, hidden64},
@@ -351,7 +351,7 @@ unsafe fn unfinished(ctx: &SockAddrContext, found: Found, now: u64) {
                     unread: 0,
                     cookie: bpf_get_socket_cookie(ctx.as_ptr()),
                 };
-                exchange::closing(found.stamp, now, &change);
+                ends::closing(found.stamp, now, &change);
                 limits::over(found.stamp);
             }
             // It was refused, a little later.

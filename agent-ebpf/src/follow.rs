@@ -20,7 +20,7 @@ use aya_ebpf::{
 
 use crate::{
     atomics,
-    exchange::{self, Change},
+    ends::{self, Change},
     held, keepalive,
     kernel::{TcpSocket, current_is_exiting},
     limits, outcome, rows,
@@ -101,7 +101,7 @@ pub fn follow(ctx: SockOpsContext) -> u32 {
                 unread: sk.map_or(0, TcpSocket::unread),
                 cookie,
             };
-            if exchange::closing(stamp, bpf_ktime_get_ns(), &change) {
+            if ends::closing(stamp, bpf_ktime_get_ns(), &change) {
                 limits::over(stamp);
                 drop_callbacks(&ctx, stamp, false);
                 found.ended();

@@ -6,7 +6,7 @@
 
 use agent_common::{
     Control, Counters, DestinationKey, HeardAnswer, Lent, LentKey, PolicyKey, Retries,
-    RetrySettings, Row, Settings, Stamp,
+    RetrySettings, Row, Settings, Stamp, Statuses,
     histogram::Histogram,
     key::ManualKey,
     lent::LENT_MOST,
@@ -106,6 +106,10 @@ pub static RETRIES: Array<Retries> = Array::with_max_entries(17, BPF_F_MMAPABLE)
 #[map]
 pub static RETRY_POLICIES: Array<RetrySettings> = Array::with_max_entries(1, BPF_F_MMAPABLE);
 
+/// The statuses that each policy takes for failures. Written by the agent. Mapped, 32 bytes an entry.
+#[map]
+pub static STATUSES: Array<Statuses> = Array::with_max_entries(1, BPF_F_MMAPABLE);
+
 /// What tasks know of their last calls, at the place that task and row name. Written by the kernel. 56
 /// bytes an entry.
 #[map]
@@ -154,10 +158,10 @@ pub static SPILLED: HashMap<u64, Stamp> =
 #[map]
 pub static COUNTED: HashMap<u64, u64> = HashMap::with_max_entries(COUNTED_MOST, BPF_F_NO_PREALLOC);
 
-/// The first bytes of an HTTP answer while the ingress hook searches them. One of 1.1 KB for each
-/// processor.
+/// The first bytes of an HTTP answer while the ingress hook searches them, and of a request while the
+/// egress hook does. Two of 2.1 KB for each processor.
 #[map]
-pub static HEAD: PerCpuArray<Head> = PerCpuArray::with_max_entries(1, 0);
+pub static HEAD: PerCpuArray<Head> = PerCpuArray::with_max_entries(2, 0);
 
 /// Control groups whose sockets are adopted, by id, with a process in each. Written by the agent,
 /// emptied after the start.

@@ -22,7 +22,7 @@ use aya_ebpf::{
 };
 
 use crate::{
-    exchange::{self, Change},
+    ends::{self, Change},
     held, kernel, limits, outcome, retries, stamps,
 };
 
@@ -72,7 +72,7 @@ pub fn release(ctx: SockContext) -> i32 {
                     cookie,
                 };
                 let now = bpf_ktime_get_ns();
-                exchange::closing(stamp, now, &change);
+                ends::closing(stamp, now, &change);
                 limits::over(stamp);
                 retries::known(stamp, now, (*stamp).ended);
             }
@@ -134,8 +134,8 @@ unsafe fn closes_open(stamp: *mut Stamp) {
             let Some(row) = outcome::row_of(stamp) else {
                 return;
             };
-            if exchange::given_up(stamp, waited_us, false) != OUTCOME_GAVE_UP
-                || exchange::is_one_way(row, word)
+            if ends::given_up(stamp, waited_us, false) != OUTCOME_GAVE_UP
+                || ends::is_one_way(row, word)
                 || kernel::current_is_exiting()
             {
                 return;

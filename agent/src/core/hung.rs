@@ -46,6 +46,8 @@ pub struct Wait {
     pub begun: Nanos,
     /// When its last byte so far was sent: the wait counts from here.
     pub asked: Nanos,
+    /// More of the request is still to be sent: nothing is owed yet.
+    pub sending: bool,
     /// When the operation began that it belongs to: with the connect, if that was made for it.
     pub operation: Nanos,
 }
@@ -107,6 +109,9 @@ pub fn is_hung(
     arrivals: &Arrivals,
     min_calls: u32,
 ) -> bool {
+    if wait.sending {
+        return false;
+    }
     let waited = now - wait.asked;
     match rule {
         HungRule::Off => false,

@@ -61,7 +61,8 @@ pub struct Due {
 
 impl WaitLimits {
     /// Which timeout fires first for an exchange without an answer; `None` when all are off. The
-    /// read timeout's time moves while the program goes on sending. `has_option`: an option of the
+    /// read timeout's time moves while the program goes on sending, and does not run while it is known that
+    /// more of the request is to come. `has_option`: an option of the
     /// socket bounds the exchange already.
     pub fn due(&self, wait: Wait, has_option: bool) -> Option<Due> {
         let due = |limit, value: Option<Nanos>, since: Nanos| {
@@ -72,7 +73,8 @@ impl WaitLimits {
                 since,
             })
         };
-        let read = due(Limit::Read, self.read, wait.asked).map(|read| match has_option {
+        let read = self.read.filter(|_| !wait.sending);
+        let read = due(Limit::Read, read, wait.asked).map(|read| match has_option {
             true => Due {
                 at: read.at + BEHIND_OPTION.max(Nanos(read.value.0 / 10)),
                 ..read

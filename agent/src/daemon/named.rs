@@ -311,10 +311,12 @@ impl Node {
         let entries = entries(&self.plan, &self.naming.hosts);
         if entries != self.naming.entries {
             let all = [self.plan.entries.as_slice(), entries.as_slice()].concat();
-            match self
-                .kernel
-                .set_policies(&self.plan.settings, &self.plan.retries, &all)
-            {
+            match self.kernel.set_policies(
+                &self.plan.settings,
+                &self.plan.retries,
+                &self.plan.statuses,
+                &all,
+            ) {
                 Ok(()) => self.naming.entries = entries,
                 Err(error) => tracing::error!("policies by name: {error:#}"),
             }

@@ -3,10 +3,13 @@
 use std::sync::Arc;
 
 use agent_common::{
-    PolicyKey, RetrySettings, Settings,
+    PolicyKey, RetrySettings, Settings, Statuses,
     budget::{NO_BUDGET, WHOLE_PPM, epoch_scale},
     retry::NO_LIMIT,
-    row::{FAIL_5XX, ROW_CHUNKS, ROW_LENGTHS, ROW_LIMITED, ROW_PROTECTED, ROW_RETRIES},
+    row::{
+        FAIL_5XX, FAIL_LISTED, ROW_CHUNKS, ROW_LENGTHS, ROW_LIMITED, ROW_PROTECTED, ROW_REQUESTS,
+        ROW_RETRIES,
+    },
     syn::first_timeout_ticks,
 };
 
@@ -47,6 +50,8 @@ pub struct Plan {
     pub breakers: Vec<Arc<BreakerSettings>>,
     /// By policy: what the kernel is told about retries.
     pub retries: Vec<RetrySettings>,
+    /// By policy: the statuses that are failures.
+    pub statuses: Vec<Statuses>,
     /// By policy: the timeouts that the agent watches.
     pub waits: Vec<WaitLimits>,
     /// By policy: what becomes of connections when its breaker opens.
@@ -75,6 +80,7 @@ impl Plan {
             .iter()
             .map(|policy| retry_settings(policy))
             .collect();
+        let statuses = policies.iter().map(|policy| statuses(policy)).collect();
         let waits = policies.iter().map(|policy| wait_limits(policy)).collect();
         let on_open = policies.iter().map(|p| p.breaker.on_open).collect();
         let names = policies
@@ -90,6 +96,7 @@ impl Plan {
             settings,
             breakers,
             retries,
+            statuses,
             waits,
             on_open,
             names,
@@ -203,20 +210,19 @@ fn kernel_settings(policy: &Policy, index: u32, ticks: Ticks) -> Settings {
                     ..
                 } => ROW_LENGTHS,
                 _ => ROW_LENGTHS | ROW_CHUNKS,
+            }
+            | if judges_waits(policy) {
+                ROW_REQUESTS
+            } else {
+                0
             },
         slow_call_us: policy.breaker.slow_call.map_or(0, |slow| {
             u32::try_from(slow.as_micros()).unwrap_or(u32::MAX)
         }),
-        // A part of the class stands for all of it, as long as the kernel tells no single statuses apart.
-        fail_status: if policy.breaker.failure_status.iter().any(|pattern| {
-            matches!(
-                pattern,
-                StatusPattern::Class(5) | StatusPattern::Code(500..600)
-            )
-        }) {
-            FAIL_5XX
-        } else {
-            0
+        fail_status: match statuses(policy) {
+            none if none == Statuses::default() => 0,
+            all if all == set_of([StatusPattern::Class(5)]) => FAIL_5XX,
+            _ => FAIL_LISTED,
         },
         exchange_gave_up_ms: policy.breaker.gave_up.map_or(0, millis),
         keepalive_s: policy
@@ -228,6 +234,33 @@ fn kernel_settings(policy: &Policy, index: u32, ticks: Ticks) -> Settings {
         connects_per_second: policy.limits.connects_per_second.unwrap_or(0),
         limit_errno: policy.breaker.errno.number().unsigned_abs(),
     }
+}
+
+/// The statuses that a policy takes for failures.
+fn statuses(policy: &Policy) -> Statuses {
+    set_of(policy.breaker.failure_status.iter().copied())
+}
+
+fn set_of(patterns: impl IntoIterator<Item = StatusPattern>) -> Statuses {
+    let mut statuses = Statuses::default();
+    for pattern in patterns {
+        match pattern {
+            StatusPattern::Class(class) => {
+                let first = u32::from(class) * 100;
+                (first..first + 100).for_each(|status| statuses.insert(status));
+            }
+            StatusPattern::Code(status) => statuses.insert(u32::from(status)),
+        }
+    }
+    statuses
+}
+
+/// Whether the policy says how long an answer may be waited for, so that it matters when a request ends.
+/// (Where `hung` is "auto", others have to be silent, too.)
+fn judges_waits(policy: &Policy) -> bool {
+    let limits = wait_limits(policy);
+    let hung = policy.breaker.enabled && matches!(policy.breaker.hung, Hung::After(_));
+    limits.read.is_some() || limits.stall.is_some() || hung
 }
 
 /// A policy whose breaker wants more failures than this is not waited for by the limit of retries.

@@ -293,7 +293,7 @@ impl Node {
     pub(super) fn apply(&mut self, plan: Arc<Plan>) -> Result<()> {
         let entries = self.entries_of(&plan);
         self.kernel
-            .set_policies(&plan.settings, &plan.retries, &entries)
+            .set_policies(&plan.settings, &plan.retries, &plan.statuses, &entries)
             .context("put the policies into the kernel")?;
         self.plan = plan;
         self.look_up_names();

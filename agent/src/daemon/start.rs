@@ -204,7 +204,7 @@ async fn serve(
     let (hosts, not_found) = first_names(&resolver, &mut found).await;
     let named_entries = named::entries(&plan, &hosts);
     let entries = [plan.entries.as_slice(), named_entries.as_slice()].concat();
-    kernel.set_policies(&plan.settings, &plan.retries, &entries)?;
+    kernel.set_policies(&plan.settings, &plan.retries, &plan.statuses, &entries)?;
     let mut naming = Naming::new(hosts, resolver, named_entries);
     table.write_control(Control {
         mode: Mode::OFF,

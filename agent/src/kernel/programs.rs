@@ -9,8 +9,8 @@ use std::{
 };
 
 use agent_common::{
-    ABI_VERSION, AdoptOffsets, DestinationKey, PolicyKey, RetrySettings, Row, Settings, Verdict,
-    key::ManualKey, stamp::CONNECTION_SLOTS,
+    ABI_VERSION, AdoptOffsets, DestinationKey, PolicyKey, RetrySettings, Row, Settings, Statuses,
+    Verdict, key::ManualKey, stamp::CONNECTION_SLOTS,
 };
 use anyhow::{Context as _, Result};
 use aya::{
@@ -159,6 +159,7 @@ impl Kernel {
             .map_max_entries("POLICIES", options.policies)
             .map_max_entries("RETRIES", rows)
             .map_max_entries("RETRY_POLICIES", options.policies)
+            .map_max_entries("STATUSES", options.policies)
             .map_max_entries("EVENTS", options.ring_bytes)
             .load(OBJECT)
             .map_err(|e| refused("object", &e))?;
@@ -174,6 +175,7 @@ impl Kernel {
             policies: mapped(&mut ebpf, "POLICIES", options.policies)?,
             retries: mapped(&mut ebpf, "RETRIES", rows)?,
             retry_policies: mapped(&mut ebpf, "RETRY_POLICIES", options.policies)?,
+            statuses: mapped(&mut ebpf, "STATUSES", options.policies)?,
         };
         let slots = mapped(&mut ebpf, "CONNECTIONS", CONNECTION_SLOTS)?;
         let Map::HashMap(spilled) = take(&mut ebpf, "SPILLED")? else {
@@ -422,8 +424,13 @@ impl Kernel {
         &mut self,
         settings: &[Settings],
         retries: &[RetrySettings],
+        statuses: &[Statuses],
         entries: &[(PolicyKey, u32, u32)],
     ) -> Result<()> {
+        // Before the settings that send the kernel there.
+        for (index, statuses) in (0..).zip(statuses) {
+            self.table.set_statuses(index, *statuses);
+        }
         for (index, settings) in (0..).zip(settings) {
             self.table.set_policy(index, *settings);
         }

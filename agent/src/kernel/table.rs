@@ -4,7 +4,7 @@
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use agent_common::{
-    CallWindow, Control, Counters, Retries, RetrySettings, Row, Settings, Verdict,
+    CallWindow, Control, Counters, Retries, RetrySettings, Row, Settings, Statuses, Verdict,
     event::{OUTCOME_DEADLINE, OUTCOME_HUNG, OUTCOME_STALL, OUTCOME_WRITE_TIMEOUT},
     histogram::Histogram,
     verdict::{STATE_HALF_OPEN, STATE_RAMP, pack_probe_slots},
@@ -27,6 +27,7 @@ pub struct Table {
     pub(super) policies: Mapped<Settings>,
     pub(super) retries: Mapped<Retries>,
     pub(super) retry_policies: Mapped<RetrySettings>,
+    pub(super) statuses: Mapped<Statuses>,
 }
 
 /// An aligned word in mapped memory.
@@ -89,6 +90,7 @@ impl Table {
             + self.policies.bytes()
             + self.retries.bytes()
             + self.retry_policies.bytes()
+            + self.statuses.bytes()
     }
 
     /// Writes the node's control block. Mode last, so that nothing acts on half of it.
@@ -507,6 +509,11 @@ impl Table {
     /// What a policy says about retries.
     pub fn set_retry_policy(&self, index: u32, settings: RetrySettings) {
         self.retry_policies.write(index, settings);
+    }
+
+    /// The statuses that a policy takes for failures, where it lists single ones.
+    pub fn set_statuses(&self, index: u32, statuses: Statuses) {
+        self.statuses.write(index, statuses);
     }
 
     /// A copy of what is counted of a row's retries.

@@ -8,21 +8,13 @@ use super::{
     settings::OFF,
 };
 
-/// Settings of which not all values are acted upon yet: "off" and what is built in are (of
-/// `failure_status` that is 5xx), anything else is read and checked only. Entries come off this list
-/// as the parts are built.
-pub(super) const NOT_ENFORCED: &[&str] = &["breaker.failure_status", "retry.refuse_non_idempotent"];
-
-/// Settings on the list whose built-in value is how this version behaves.
-const BUILT_IN_ACTS: &[&str] = &["breaker.failure_status"];
+/// Settings that are read and checked only, if they are not "off". Entries come off this list as the parts
+/// are built.
+pub(super) const NOT_ENFORCED: &[&str] = &["retry.refuse_non_idempotent"];
 
 /// Whether this version does what a setting of this value says.
 pub(super) fn is_acted_upon(key: &str, value: &str) -> bool {
-    if value == OFF || !NOT_ENFORCED.contains(&key) {
-        return true;
-    }
-    let built_in = super::built_in().defaults.settings();
-    BUILT_IN_ACTS.contains(&key) && built_in.iter().any(|(k, v)| *k == key && v == value)
+    value == OFF || !NOT_ENFORCED.contains(&key)
 }
 
 impl Config {

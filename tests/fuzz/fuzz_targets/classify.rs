@@ -4,6 +4,7 @@
 use agent_common::{
     classify::{self, Answer, HEAD},
     http::{self, Search},
+    request,
 };
 use libfuzzer_sys::fuzz_target;
 
@@ -63,6 +64,9 @@ fn searched(payload: &[u8]) {
         })
     };
     assert!(!search.has_retry_after() || has(b"retry-after:"));
+    let (sends, length) = request::end(&search, word);
+    assert!(sends & !request::SENDS == 0);
+    assert!(sends != request::SENDS_LENGTH || (has(b"content-length:") && length > 0));
     for asks in 0..4 {
         let (what, whole) = search.body(word, asks, true);
         assert!(what <= http::BODY_ENDLESS);

@@ -284,6 +284,7 @@ impl Backstop {
                 let wait = Wait {
                     begun,
                     asked: begun,
+                    sending: false,
                     operation: begun,
                 };
                 let hangs = waiting.counted.is_none()

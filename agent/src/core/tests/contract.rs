@@ -292,6 +292,7 @@ fn rule_17_hung_work_counts_while_it_hangs() {
     let wait = Wait {
         begun: secs(100),
         asked: secs(100),
+        sending: false,
         operation: secs(100),
     };
     let hangs = |now| is_hung(HungRule::Auto, wait, now, &past, &arrivals, 10);

@@ -37,6 +37,7 @@ fn auto(past: &Past, arrivals: &Arrivals, after: Nanos) -> bool {
     let wait = Wait {
         begun: BEGUN,
         asked: BEGUN,
+        sending: false,
         operation: BEGUN,
     };
     is_hung(HungRule::Auto, wait, BEGUN + after, past, arrivals, 10)
@@ -107,12 +108,26 @@ fn a_duration_asks_for_nothing_else() {
         begun: BEGUN,
         // A slow upload: the wait counts from its last byte.
         asked: BEGUN + secs(60),
+        sending: false,
         operation: BEGUN,
     };
     let at = |rule, now| is_hung(rule, wait, now, &nothing, &Arrivals::default(), 10);
     let rule = HungRule::After(secs(3));
     assert!(!at(rule, BEGUN + secs(63) - Nanos(1)));
     assert!(at(rule, BEGUN + secs(63)));
+    // One that is not over is waited for by nobody.
+    let upload = Wait {
+        sending: true,
+        ..wait
+    };
+    assert!(!is_hung(
+        rule,
+        upload,
+        Nanos::MAX,
+        &nothing,
+        &Arrivals::default(),
+        10
+    ));
     assert!(!at(HungRule::Off, Nanos::MAX));
     assert_eq!(HungRule::Off.shortest(), None);
     assert_eq!(HungRule::Auto.shortest(), Some(AUTO_WAIT));

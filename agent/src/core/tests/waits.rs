@@ -16,6 +16,7 @@ fn the_first_of_those_that_are_on() {
     let wait = Wait {
         begun: ms(1_000),
         asked: ms(3_000),
+        sending: false,
         operation: ms(900),
     };
     for (read, deadline, wanted) in [
@@ -57,12 +58,32 @@ fn the_first_of_those_that_are_on() {
     }
 }
 
+/// Of a request that is not finished no answer is owed; the operation takes its time all the same.
+#[test]
+fn a_request_that_goes_on_is_bounded_by_the_deadline_alone() {
+    let wait = Wait {
+        begun: ms(1_000),
+        asked: ms(1_000),
+        sending: true,
+        operation: ms(1_000),
+    };
+    let mut limits = WaitLimits {
+        read: Some(ms(100)),
+        ..WaitLimits::default()
+    };
+    assert_eq!(limits.due(wait, false), None);
+    limits.deadline = Some(ms(5_000));
+    let due = limits.due(wait, false).map(|due| (due.limit, due.at));
+    assert_eq!(due, Some((Limit::Deadline, ms(6_000))));
+}
+
 /// The abort comes behind an option, and never before it.
 #[test]
 fn an_option_goes_first() {
     let wait = Wait {
         begun: ms(1_000),
         asked: ms(3_000),
+        sending: false,
         operation: ms(1_000),
     };
     for (read, at) in [(200, 3_300), (1_000, 4_100), (5_000, 8_500)] {
@@ -118,6 +139,7 @@ fn times_at_the_end_of_all_time_never_come() {
     let wait = Wait {
         begun: ms(1),
         asked: ms(1),
+        sending: false,
         operation: ms(1),
     };
     assert_eq!(limits.due(wait, true).map(|due| due.at), Some(Nanos::MAX));

@@ -29,6 +29,7 @@ use std::{
 use agent_common::{
     Event as KernelEvent, EventKind, OTHER_ROW, Row, Stamp,
     event::EVENT_EXCHANGE,
+    request,
     retry::{is_retry, operation_begin_ns},
     row::ROW_PROTECTED,
     stamp::STAMP_UNJUDGED,
@@ -283,6 +284,7 @@ impl Owed {
             wait: Wait {
                 begun: Nanos(begun_us * 1000),
                 asked: Nanos(stamp.begun_ns),
+                sending: request::is_unfinished(stamp),
                 operation: operation(stamp, number, Nanos(begun_us * 1000)),
             },
         })

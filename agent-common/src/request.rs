@@ -1,0 +1,218 @@
+//! Requests of HTTP/1 in the clear: whether one that was begun has been sent to its end (RFC 9112, section
+//! 6). Runs in the kernel, and is tested natively.
+//!
+//! No answer is owed to a request that is not finished: who waits for its rest is the server. So no wait
+//! counts against the destination meanwhile. Of a request of which nothing is known, each byte may be the
+//! last one.
+
+use crate::{
+    http::{self, ASKS, Search, is_before},
+    stamp::{PROTOCOL_HTTP1, Stamp},
+};
+
+// --- what is known of the end of the last request, in `Stamp::tls_stage` beside what it asks for; the
+// egress hook is the writer
+
+/// The bits of those below.
+pub const SENDS: u32 = 7 << 8;
+/// Nothing: its head was not searched, or does not say.
+pub const SENDS_UNKNOWN: u32 = 0;
+/// It ends before the sequence number in `Stamp::syn_timeout_ticks`, after so many laps ([`LAP`]).
+pub const SENDS_LENGTH: u32 = 1 << 8;
+/// It comes in chunks: the head of the next one begins at the sequence number in `Stamp::syn_timeout_ticks`.
+pub const SENDS_DATA: u32 = 2 << 8;
+/// In the size of a chunk, of which `Stamp::syn_timeout_ticks` is what was read so far.
+pub const SENDS_SIZE: u32 = 3 << 8;
+/// Behind the size of a chunk, in `Stamp::syn_timeout_ticks`, before the end of its line.
+pub const SENDS_LINE: u32 = 4 << 8;
+/// It comes in chunks, and where they end cannot be told.
+pub const SENDS_LOST: u32 = 5 << 8;
+/// All of it was sent.
+pub const SENDS_WHOLE: u32 = 6 << 8;
+
+/// The client has sent another request before the answer: of its answers nothing is known any more. For all
+/// of the connection's life.
+pub const PIPELINES: u32 = 1 << 11;
+/// A request with this method may have a body.
+pub const HAS_BODY: u32 = 1 << 12;
+
+/// Sequence numbers tell what is before what only within 2 GiB, so a longer request is followed in laps of
+/// so many bytes. Their number lies in `Stamp::tls_stage`.
+pub const LAP: u64 = 1 << 30;
+/// A lap in `Stamp::tls_stage`.
+pub const ONE_LAP: u32 = 1 << 16;
+
+/// Longest chunk that is followed, bytes.
+const LONGEST_CHUNK: u32 = 1 << 31;
+
+/// Bytes of heads of chunks that are looked at in one segment; where they do not suffice (chunks of fewer
+/// than 20 bytes, in a segment of 64 KiB), the end cannot be told.
+pub const STEPS: u32 = 1 << 14;
+
+/// What stays of a connection's word when another request begins.
+#[inline(always)]
+pub const fn asked(stage: u32, asks: u32) -> u32 {
+    stage & PIPELINES | asks
+}
+
+/// The client goes on sending beside the answer.
+#[inline(always)]
+pub const fn asked_on(stage: u32) -> u32 {
+    stage & !ASKS | http::ASKS_ON
+}
+
+/// What the head of a request says of its end: one of the `SENDS_` constants, and of which length it is up
+/// to its end ([`SENDS_LENGTH`]) or up to the first chunk ([`SENDS_DATA`]), head included.
+#[inline(always)]
+pub fn end(search: &Search, word: impl Fn(u32) -> u64) -> (u32, u64) {
+    const UNKNOWN: (u32, u64) = (SENDS_UNKNOWN, 0);
+    if search.body_at == 0 || search.body_at > search.loaded || search.framings > 1 {
+        return UNKNOWN;
+    }
+    let body_at = u64::from(search.body_at);
+    if search.length_at != 0 {
+        let length = http::number(&word, search.length_at);
+        return if length == u64::MAX {
+            UNKNOWN
+        } else {
+            (SENDS_LENGTH, body_at + length)
+        };
+    }
+    if search.coding_at == 0 {
+        return (SENDS_WHOLE, 0);
+    }
+    if http::is_chunked(&word, search.coding_at) {
+        (SENDS_DATA, body_at)
+    } else {
+        UNKNOWN
+    }
+}
+
+/// The sequence number at which a request of this length ends for the first lap, and how many follow, as
+/// they lie in `Stamp::tls_stage`.
+#[inline(always)]
+pub const fn laps(begin: u32, length: u64) -> (u32, u32) {
+    (
+        begin.wrapping_add((length & (LAP - 1)) as u32),
+        (length / LAP) as u32 * ONE_LAP,
+    )
+}
+
+/// What is known after a segment that ends at a sequence number, of a request whose length is known
+/// ([`SENDS_LENGTH`]), and where it ends.
+#[inline(always)]
+pub const fn after(stage: u32, bound: u32, end: u32) -> (u32, u32) {
+    if is_before(end, bound) {
+        (stage, bound)
+    } else if stage >= ONE_LAP {
+        (stage - ONE_LAP, bound.wrapping_add(LAP as u32))
+    } else if end == bound {
+        (stage, bound)
+    } else {
+        (stage | PIPELINES, bound)
+    }
+}
+
+/// Whether a request is known to be unfinished when all up to the sequence number `sent` was.
+#[inline(always)]
+pub const fn is_unfinished_at(stage: u32, bound: u32, sent: u32) -> bool {
+    match stage & SENDS {
+        SENDS_LENGTH => stage >= ONE_LAP || is_before(sent, bound),
+        SENDS_DATA | SENDS_SIZE | SENDS_LINE | SENDS_LOST => true,
+        _ => false,
+    }
+}
+
+/// Whether the request under way, or last answered, on a connection is known to be unfinished.
+pub fn is_unfinished(stamp: &Stamp) -> bool {
+    stamp.protocol == PROTOCOL_HTTP1
+        && is_unfinished_at(stamp.tls_stage, stamp.syn_timeout_ticks, stamp.out_end)
+}
+
+/// Where in its chunks a request is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(C)]
+pub struct Chunks {
+    /// One of the `SENDS_` constants.
+    pub sends: u32,
+    /// The size of a chunk, as far as it was read.
+    pub size: u32,
+    /// Offset in the payload of what comes next.
+    pub at: u32,
+}
+
+impl Chunks {
+    /// Takes up what was known before a segment that begins at a sequence number, of whose payload the first
+    /// `old` bytes were seen before.
+    #[inline(always)]
+    pub const fn before(sends: u32, bound: u32, begin: u32, old: u32) -> Self {
+        let (size, at) = if sends == SENDS_DATA {
+            (0, bound.wrapping_sub(begin))
+        } else {
+            (bound, old)
+        };
+        Self { sends, size, at }
+    }
+
+    /// What is known after that segment: what lies in `Stamp::syn_timeout_ticks`.
+    #[inline(always)]
+    pub const fn bound(&self, begin: u32) -> u32 {
+        if self.sends == SENDS_DATA {
+            begin.wrapping_add(self.at)
+        } else {
+            self.size
+        }
+    }
+
+    /// One byte, which is that at `at`. (RFC 9112, section 7.1: size in hexadecimal digits, perhaps an
+    /// extension, CRLF, data, CRLF. After the empty one perhaps trailers, which are not waited for.)
+    #[inline(always)]
+    pub fn step(&mut self, byte: u8) {
+        self.at += 1;
+        if self.sends == SENDS_LINE {
+            if byte == b'\n' {
+                self.line_ends();
+            }
+            return;
+        }
+        let digit = digit(byte);
+        if digit < 16 {
+            // (The first digit of a size begins it anew.)
+            if self.sends == SENDS_DATA {
+                self.sends = SENDS_SIZE;
+                self.size = 0;
+            }
+            if self.size >= LONGEST_CHUNK >> 4 {
+                self.sends = SENDS_LOST;
+            }
+            self.size = self.size << 4 | digit;
+        } else if self.sends == SENDS_DATA {
+            self.sends = SENDS_LOST;
+        } else if byte == b'\n' {
+            self.line_ends();
+        } else {
+            self.sends = SENDS_LINE;
+        }
+    }
+
+    #[inline(always)]
+    fn line_ends(&mut self) {
+        if self.size == 0 {
+            self.sends = SENDS_WHOLE;
+        } else {
+            self.sends = SENDS_DATA;
+            self.at = self.at.wrapping_add(self.size + 2);
+        }
+    }
+}
+
+/// The value of a hexadecimal digit; 16 and more for anything else.
+#[inline(always)]
+const fn digit(byte: u8) -> u32 {
+    let decimal = byte.wrapping_sub(b'0');
+    if decimal < 10 {
+        return decimal as u32;
+    }
+    let letter = (byte | 0x20).wrapping_sub(b'a');
+    if letter < 6 { letter as u32 + 10 } else { 16 }
+}

@@ -1,0 +1,438 @@
+//! Uploads whose producers pause: no answer is owed to a request that is not finished. To one that is, it is.
+
+use std::{
+    io::{Read as _, Write as _},
+    net::TcpStream,
+    thread,
+    time::Duration,
+};
+
+use serde_json::{Value, json};
+use tests::{
+    agent::Agent,
+    cgroup::TestCgroup,
+    clients,
+    interpreter::Interpreter,
+    need,
+    net::TestNet,
+    nginx::Nginx,
+    outcome::{expect, judged},
+    process::{Program, python},
+    server::{Server, read_head},
+    skip,
+    talk::{CONNECT, DESTINATION, TO, wait_end},
+};
+
+/// The read timeout of these tests, ms.
+const READ_MS: i64 = 400;
+/// What is not over by so much more than its time is not over at all: the machine may be busy.
+const LATE_MS: i64 = 2_000;
+
+/// Three times the read timeout, for a server.
+const PAUSE: Duration = Duration::from_millis(1_200);
+
+/// Three times the read timeout, and more than `gave_up`, for a program.
+const PAUSES: &str = "time.sleep(1.2)";
+
+fn config() -> String {
+    format!("[defaults.timeouts]\nread = \"{READ_MS}ms\"\n")
+}
+
+/// Reads the body that belongs to a head. False when the peer ends before.
+fn read_body(stream: &mut TcpStream, head: &str) -> bool {
+    let head = head.to_ascii_lowercase();
+    let value = |name: &str| {
+        let (_, value) = head.split_once(&format!("\r\n{name}: "))?;
+        value.lines().next()
+    };
+    if let Some(length) = value("content-length") {
+        let length: u64 = length.parse().expect("a length");
+        let read = std::io::copy(&mut stream.take(length), &mut std::io::sink());
+        return read.is_ok_and(|read| read == length);
+    }
+    if value("transfer-encoding") != Some("chunked") {
+        return true;
+    }
+    loop {
+        let Some(line) = read_line(stream) else {
+            return false;
+        };
+        let size = line.split(';').next().unwrap_or_default().trim();
+        let size = usize::from_str_radix(size, 16).expect("a size");
+        let mut data = vec![0; size];
+        if stream.read_exact(&mut data).is_err() || read_line(stream).is_none() {
+            return false;
+        }
+        if size == 0 {
+            return true;
+        }
+    }
+}
+
+fn read_line(stream: &mut TcpStream) -> Option<String> {
+    let mut line = Vec::new();
+    let mut byte = [0];
+    while byte[0] != b'\n' {
+        stream.read_exact(&mut byte).ok()?;
+        line.push(byte[0]);
+    }
+    Some(String::from_utf8_lossy(&line).into_owned())
+}
+
+/// Answers each request when all of it is there; at `/silent` never. At `/continue` it takes its time to ask
+/// for the body.
+fn receive(mut stream: TcpStream) {
+    while let Some(head) = read_head(&mut stream) {
+        if head.contains(" /continue ") {
+            thread::sleep(PAUSE);
+            let _ = stream.write_all(b"HTTP/1.1 100 Continue\r\n\r\n");
+        }
+        if !read_body(&mut stream, &head) {
+            return;
+        }
+        if head.contains(" /silent ") {
+            return wait_end(stream);
+        }
+        let _ = stream.write_all(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok");
+    }
+}
+
+struct Scene {
+    _server: Server,
+    net: TestNet,
+    group: TestCgroup,
+    agent: Agent,
+}
+
+impl Scene {
+    fn new(label: &str, config: &str, handler: fn(TcpStream)) -> Self {
+        let net = TestNet::new();
+        let server = Server::with(&net.server, TO, handler);
+        let group = TestCgroup::new(label);
+        let agent = Agent::start(&group, config);
+        Self {
+            _server: server,
+            net,
+            group,
+            agent,
+        }
+    }
+
+    fn python(&self) -> Interpreter {
+        let mut python = Interpreter::start(&self.group, &self.net.client);
+        python.run(PIECES);
+        python
+    }
+
+    /// Runs a program that uploads something, and ends well.
+    fn run(&self, program: Program) -> String {
+        let program = program.in_cgroup(&self.group).in_netns(&self.net.client);
+        program.within(Duration::from_secs(60)).run().good()
+    }
+
+    #[track_caller]
+    fn expect(&self, wanted: &[(&str, u64)]) -> Value {
+        expect(&self.agent, DESTINATION, wanted)
+    }
+}
+
+/// `pieces(list)`: sends them on `s`, with a pause before each but the first. `timed(f)`: what `f` ends with,
+/// and after how many milliseconds. `length(n)`, `chunks()`: heads.
+const PIECES: &str = r"
+def pieces(all):
+    for i, piece in enumerate(all):
+        if i:
+            time.sleep(1.2)
+        s.sendall(piece)
+    return 0
+def timed(f):
+    begin = time.monotonic()
+    try:
+        result = len(f())
+    except OSError as error:
+        result = -error.errno
+    return [result, round((time.monotonic() - begin) * 1000)]
+def head(path, line):
+    return f'POST {path} HTTP/1.1\r\nHost: x\r\n{line}\r\n\r\n'.encode()
+def length(n, path='/'):
+    return head(path, f'Content-Length: {n}')
+def chunks(path='/'):
+    return head(path, 'Transfer-Encoding: chunked')
+";
+
+/// With a length, with the first part in the segment of the head and without.
+#[test]
+fn of_a_known_length() {
+    need!("python3");
+    let scene = Scene::new("up-length", &config(), receive);
+    let mut python = scene.python();
+    python.value(CONNECT);
+    for sent in [
+        "[length(30), b'x' * 10, b'GET /x HTTP/1.1\\n'[:10], b'x' * 10]",
+        "[length(20) + b'x' * 10, b'x' * 9, b'x']",
+        "[length(0)]",
+    ] {
+        python.value(&format!("pieces({sent})"));
+        assert_eq!(python.value("len(s.recv(99))"), 40, "{sent}");
+    }
+    let row = scene.expect(&[("responses", 3)]);
+    assert_eq!(judged(&row), (3, 0), "{row:#}");
+}
+
+/// In chunks that pause between and within them, and that have in them what looks like their end.
+#[test]
+fn in_chunks() {
+    need!("python3");
+    let scene = Scene::new("up-chunks", &config(), receive);
+    let mut python = scene.python();
+    python.value(CONNECT);
+    for sent in [
+        r"[chunks(), b'3\r\n0\r\n\r\n', b'2', b'\r\nxy\r\n0\r\n\r\n']",
+        r"[chunks() + b'5\r\nhello\r\n', b'A;x=y\r\n01234', b'56789\r\n', b'0\r\n\r\n']",
+        r"[chunks() + b'5\r\nhello\r\n0\r\n\r\n']",
+    ] {
+        python.value(&format!("pieces({sent})"));
+        assert_eq!(python.value("len(s.recv(99))"), 40, "{sent}");
+    }
+    let row = scene.expect(&[("responses", 3)]);
+    assert_eq!(judged(&row), (3, 0), "{row:#}");
+}
+
+/// The body waits for a 100 that is late, or never comes, and then pauses, too.
+#[test]
+fn behind_an_expectation() {
+    need!("python3");
+    let scene = Scene::new("up-100", &config(), receive);
+    let mut python = scene.python();
+    python.value(CONNECT);
+    let line = r"'Content-Length: 20\r\nExpect: 100-continue'";
+    for (path, interim) in [("/continue", 25), ("/", 0)] {
+        python.value(&format!("pieces([head('{path}', {line})])"));
+        let wait = if interim > 0 {
+            "len(s.recv(99))"
+        } else {
+            "time.sleep(1.2) or 0"
+        };
+        assert_eq!(python.value(wait), interim, "{path}");
+        python.value("pieces([b'x' * 10, b'x' * 10])");
+        assert_eq!(python.value("len(s.recv(99))"), 40, "{path}");
+    }
+    let row = scene.expect(&[("responses", 2)]);
+    assert_eq!(judged(&row), (2, 0), "{row:#}");
+}
+
+/// The timeout counts from the last byte, and counts.
+#[test]
+fn what_is_finished_is_waited_for() {
+    need!("python3");
+    let config = format!("{}[defaults]\nbreaker = \"off\"\n", config());
+    let scene = Scene::new("up-silent", &config, receive);
+    let mut python = scene.python();
+    for (pieces, last) in [
+        ("[length(20, '/silent'), b'x' * 10]", "b'x' * 10"),
+        (r"[chunks('/silent'), b'5\r\nhello\r\n']", r"b'0\r\n\r\n'"),
+        (r"[chunks('/silent')]", r"b'5\r\nhello\r\n0\r\n\r\n'"),
+        (r"[chunks('/silent') + b'5\r\nhello\r\n0\r\n']", r"b'\r\n'"),
+        ("[]", "length(3, '/silent') + b'xyz'"),
+        ("[]", r"chunks('/silent') + b'3\r\nxyz\r\n0\r\n\r\n'"),
+        ("[]", r"b'GET /silent HTTP/1.1\r\nHost: x\r\n\r\n'"),
+    ] {
+        python.value(CONNECT);
+        python.value(&format!("pieces({pieces})"));
+        let answer = python.value(&format!("timed(lambda: s.sendall({last}) or s.recv(9))"));
+        assert_eq!(answer[0], -libc::ECONNABORTED, "{pieces} {last}: {answer}");
+        let took = answer[1].as_i64().expect("a number");
+        assert!(
+            (READ_MS..READ_MS + LATE_MS).contains(&took),
+            "{pieces} {last}: {took} ms"
+        );
+    }
+    let row = scene.expect(&[("read_timeout", 7)]);
+    assert_eq!(row["responses"], 0, "{row:#}");
+}
+
+/// What is left of an upload that was answered early is no request, whatever it looks like.
+#[test]
+fn the_rest_after_an_early_answer() {
+    need!("python3");
+    let scene = Scene::new("up-early", &config(), |mut stream| {
+        if read_head(&mut stream).is_some() {
+            let _ = stream.write_all(b"HTTP/1.1 413 No\r\nContent-Length: 0\r\n\r\n");
+            wait_end(stream);
+        }
+    });
+    let mut python = scene.python();
+    python.value(CONNECT);
+    python.value("pieces([length(100)])");
+    assert_eq!(python.value("len(s.recv(99))"), 38);
+    python.value("pieces([b'BASE64', b'AND/MORE', b'OF+IT'])");
+    python.value(&format!("{PAUSES} or 0"));
+    let row = scene.expect(&[("responses", 1)]);
+    assert_eq!(judged(&row), (1, 0), "{row:#}");
+    assert_eq!(python.value("s.close() or 0"), 0);
+    scene.expect(&[("responses", 1)]);
+}
+
+/// A program that gives up in the middle of its own upload has waited for nobody; one that has sent all has.
+#[test]
+fn nobody_is_given_up_on_in_the_middle() {
+    need!("python3");
+    let config = "[defaults.timeouts]\nread = \"60s\"\n[defaults.breaker]\ngave_up = \"300ms\"\n";
+    let scene = Scene::new("up-gave-up", config, receive);
+    let mut python = scene.python();
+    for sent in ["length(20) + b'x'", r"chunks() + b'5\r\nhel'"] {
+        python.value(CONNECT);
+        python.value(&format!("pieces([{sent}])"));
+        python.value(&format!("{PAUSES} or s.close() or 0"));
+    }
+    scene.expect(&[("abandoned", 2)]);
+    python.value(CONNECT);
+    python.value("pieces([length(2, '/silent') + b'xy'])");
+    python.value(&format!("{PAUSES} or s.close() or 0"));
+    scene.expect(&[("abandoned", 2), ("gave_up", 1)]);
+}
+
+/// Nor does it hang.
+#[test]
+fn nothing_hangs_in_the_middle() {
+    need!("python3");
+    let config = "[defaults.breaker]\nhung = \"400ms\"\n";
+    let scene = Scene::new("up-hung", config, receive);
+    let mut python = scene.python();
+    python.value(CONNECT);
+    python.value("pieces([length(20), b'x' * 10, b'x' * 10])");
+    assert_eq!(python.value("len(s.recv(99))"), 40);
+    scene.expect(&[("responses", 1)]);
+    python.value("pieces([length(2, '/silent'), b'xy'])");
+    scene.agent.wait_row(DESTINATION, "a hung exchange", |row| {
+        row["failures"]["hung"] == 1
+    });
+}
+
+/// Which answer belongs to which of several requests at once is not known: no silence is a stall.
+#[test]
+fn of_answers_to_pipelined_requests_nothing_is_known() {
+    need!("python3");
+    let config = "[defaults.timeouts]\nstall = \"400ms\"\n";
+    let scene = Scene::new("up-pipelined", config, |mut stream| {
+        let answers: [(&[u8], bool); 3] = [
+            (b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok", false),
+            // To HEAD: it ends with its head.
+            (b"HTTP/1.1 200 OK\r\nContent-Length: 99\r\n\r\n", false),
+            (b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok", true),
+        ];
+        // The second request is there before the first is answered, the third before the second is.
+        if read_head(&mut stream).is_none() || read_head(&mut stream).is_none() {
+            return;
+        }
+        let _ = stream.write_all(answers[0].0);
+        if read_head(&mut stream).is_none() {
+            return;
+        }
+        for (answer, late) in &answers[1..] {
+            if *late {
+                thread::sleep(PAUSE);
+            }
+            let _ = stream.write_all(answer);
+        }
+        wait_end(stream);
+    });
+    let mut python = scene.python();
+    python.value(CONNECT);
+    python.value(r"s.sendall(b'GET / HTTP/1.1\r\nHost: x\r\n\r\n') or 0");
+    python.value(r"s.sendall(b'HEAD / HTTP/1.1\r\nHost: x\r\n\r\n') or 0");
+    assert_eq!(python.value("len(s.recv(99))"), 40);
+    python.value(r"s.sendall(b'GET / HTTP/1.1\r\nHost: x\r\n\r\n') or 0");
+    python.run("\ndef rest(n):\n    got = b''\n    while len(got) < n:\n        got += s.recv(n - len(got))\n    return len(got)\n");
+    assert_eq!(python.value("rest(79)"), 79);
+    let row = scene.expect(&[("responses", 2)]);
+    assert_eq!(judged(&row), (2, 0), "{row:#}");
+}
+
+// --- real programs
+
+/// From a pipe: in chunks, behind an expectation that this server does not answer.
+#[test]
+fn curl_from_a_pipe() {
+    need!("curl");
+    let scene = Scene::new("up-curl", &config(), receive);
+    let command = format!(
+        "(printf one; sleep 1.2; printf two; sleep 1.2; printf three) | \
+         curl -q -sS -H 'Expect: 100-continue' -T - http://{TO}/"
+    );
+    let said = scene.run(Program::new("sh").args(["-c", &command]));
+    assert_eq!(said, "ok");
+    scene.expect(&[("responses", 1)]);
+}
+
+#[test]
+fn urllib3_from_a_generator() {
+    need!("python3");
+    if !clients::has_urllib3() {
+        skip!("urllib3 is not installed");
+    }
+    let scene = Scene::new("up-urllib3", &config(), receive);
+    let script = format!(
+        "import time, urllib3\n\
+         def parts():\n\
+         \x20   for part in [b'one', b'0\\r\\n', b'three']:\n\
+         \x20       yield part\n\
+         \x20       time.sleep(1.2)\n\
+         pool = urllib3.PoolManager(retries=False)\n\
+         for _ in range(2):\n\
+         \x20   assert pool.request('POST', 'http://{TO}/', body=parts()).data == b'ok'\n"
+    );
+    scene.run(Program::new(python()).args(["-c", &script]));
+    scene.expect(&[("responses", 2)]);
+}
+
+#[test]
+fn node_piece_by_piece() {
+    need!("node");
+    let scene = Scene::new("up-node", &config(), receive);
+    let script = format!(
+        "const http = require('http');\n\
+         const pause = () => new Promise(done => setTimeout(done, 1200));\n\
+         async function upload(headers) {{\n\
+         \x20 const request = http.request('http://{TO}/', {{ method: 'PUT', headers }});\n\
+         \x20 const answer = new Promise((done, failed) => {{\n\
+         \x20   request.on('response', done); request.on('error', failed); }});\n\
+         \x20 request.flushHeaders();\n\
+         \x20 for (const part of ['one', 'two', 'three']) {{ await pause(); request.write(part); }}\n\
+         \x20 await pause();\n\
+         \x20 request.end();\n\
+         \x20 const response = await answer;\n\
+         \x20 if (response.statusCode !== 200) throw new Error('status');\n\
+         \x20 response.resume();\n\
+         }}\n\
+         upload({{ 'Content-Length': 11 }}).then(() => upload({{}})).then(() => process.exit(0),\n\
+         \x20 error => {{ console.error(error); process.exit(1); }});\n"
+    );
+    scene.run(Program::new("node").args(["-e", &script]));
+    scene.expect(&[("responses", 2)]);
+}
+
+/// A proxy that hands on an upload as it comes.
+#[test]
+fn nginx_that_does_not_buffer() {
+    need!("nginx", "python3");
+    let scene = Scene::new("up-nginx", &config(), receive);
+    let address = "127.0.0.1:8000".parse().expect("an address");
+    let server = format!(
+        "listen {address}; location / {{ proxy_pass http://{TO}; proxy_http_version 1.1; \
+         proxy_request_buffering off; }}"
+    );
+    let _nginx = Nginx::start_in(&scene.group, &scene.net.client, address, &server);
+    let mut python = Interpreter::start_outside(&scene.net.client);
+    python.run(PIECES);
+    for sent in [
+        "[length(20), b'x' * 10, b'x' * 10]",
+        r"[chunks(), b'5\r\nhello\r\n', b'3\r\n0\r\n\r\n', b'0\r\n\r\n']",
+    ] {
+        python.value("(s := socket.create_connection(('127.0.0.1', 8000))) and 0");
+        python.value(&format!("pieces({sent})"));
+        let said = python.value("s.recv(99)[9:12].decode()");
+        assert_eq!(said, json!("200"), "{sent}");
+    }
+    scene.expect(&[("responses", 2)]);
+}
