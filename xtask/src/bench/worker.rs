@@ -56,6 +56,8 @@ fn obey(line: &str) -> Result<Vec<u64>> {
     match (order, &numbers[..]) {
         ("allowed", [count, port]) => allowed(*count as usize, narrow(*port)?),
         ("refused", [count, port]) => refused(*count as usize, narrow(*port)?),
+        ("again", [count, port]) => again(*count, narrow(*port)?),
+        ("failed", [port]) => failed(narrow(*port)?),
         ("pace", [rate, ms, port]) => pace(*rate, *ms, narrow(*port)?),
         ("spread", [first, count, port]) => spread(*first, *count, narrow(*port)?),
         ("unanswered", [first, count, port]) => unanswered(*first, *count, narrow(*port)?),
@@ -120,6 +122,23 @@ fn refused(count: usize, port: u16) -> Result<Vec<u64>> {
     Ok(vec![ns, others])
 }
 
+/// Connects to a port that refuses, each closed before the next; answers connects that ended in another way.
+fn again(count: u32, port: u16) -> Result<Vec<u64>> {
+    let address = address(HERE, port);
+    let mut others = 0;
+    for _ in 0..count {
+        let socket = socket()?;
+        others += u64::from(connect(socket, &address) != libc::ECONNREFUSED);
+        close(socket);
+    }
+    Ok(vec![others])
+}
+
+/// One request that the server resets; answers 1 when it was sent.
+fn failed(port: u16) -> Result<Vec<u64>> {
+    Ok(vec![u64::from(is_reset(&address(HERE, port))?)])
+}
+
 /// `rate` connects a second for `ms`, in bursts of a millisecond; answers how many there were, and
 /// how many of them failed.
 fn pace(rate: u32, ms: u32, port: u16) -> Result<Vec<u64>> {
@@ -165,19 +184,25 @@ fn spread(first: u32, count: u32, port: u16) -> Result<Vec<u64>> {
 fn unanswered(first: u32, count: u32, port: u16) -> Result<Vec<u64>> {
     let mut sent = 0;
     for number in first..first + count {
-        let socket = socket()?;
-        if connect(socket, &address(numbered(number), port)) == 0 {
-            let request = b"request";
-            let bytes = (request.as_ptr().cast(), request.len());
-            // SAFETY: the buffer is as long as is said.
-            let written = unsafe { libc::send(socket, bytes.0, bytes.1, libc::MSG_NOSIGNAL) };
-            // Closed with the request unread: a reset.
-            accept(1)?;
-            sent += u64::from(written > 0);
-        }
-        close(socket);
+        sent += u64::from(is_reset(&address(numbered(number), port))?);
     }
     Ok(vec![sent])
+}
+
+/// One request that the server resets; false when it was not sent.
+fn is_reset(address: &libc::sockaddr_in) -> Result<bool> {
+    let socket = socket()?;
+    let mut is_sent = false;
+    if connect(socket, address) == 0 {
+        let request = b"request";
+        let bytes = (request.as_ptr().cast(), request.len());
+        // SAFETY: the buffer is as long as is said.
+        is_sent = unsafe { libc::send(socket, bytes.0, bytes.1, libc::MSG_NOSIGNAL) } > 0;
+        // Closed with the request unread: a reset.
+        accept(1)?;
+    }
+    close(socket);
+    Ok(is_sent)
 }
 
 /// Five refused connects to each of `count` addresses, with a pause after each address.
