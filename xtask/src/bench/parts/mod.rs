@@ -8,3 +8,4 @@ pub mod programs;
 pub mod reaction;
 pub mod refused;
 pub mod retries;
+pub mod scale;
