@@ -9,6 +9,7 @@ use std::{
 
 use serde_json::Value;
 
+use super::server::scattered;
 use crate::{
     agent::AgentOptions,
     cgroup::TestCgroup,
@@ -61,10 +62,8 @@ pub fn load_on_d(config: Option<&str>, percent: u64, calls: u64) -> f64 {
     let served = AtomicU64::new(0);
     let server = Server::with(&net.server, D, move |mut stream| {
         if read_head(&mut stream).is_some() {
-            // Scattered, and the same in each run.
-            let number = served.fetch_add(1, Ordering::Relaxed);
-            let mixed = number.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32;
-            let status = if mixed % 100 < percent {
+            let random = scattered(served.fetch_add(1, Ordering::Relaxed));
+            let status = if random % 100 < percent {
                 "503 No"
             } else {
                 "200 OK"

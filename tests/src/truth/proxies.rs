@@ -64,15 +64,15 @@ pub fn nginx(scene: &Scene, cell: &Cell) -> Own {
     }
 }
 
-/// HAProxy; its log has the retries of each call.
+/// HAProxy; its log has the retries of each call. (Of two threads that log at once, one may lose its line.)
 pub fn haproxy(scene: &Scene, cell: &Cell) -> Own {
     let directory = tempfile::tempdir().expect("a directory");
     let retries = cell.caller.retries;
     let config = format!(
-        "global\n  log stdout format raw local0\n\
+        "global\n  nbthread 1\n  log stdout format raw local0\n\
          defaults\n  mode http\n  timeout connect 5s\n  timeout client 30s\n  timeout server 30s\n\
          \u{20} retries {retries}\n  retry-on all-retryable-errors\n  http-reuse never\n\
-         \u{20} log global\n  log-format retries=%rc\n\
+         \u{20} log global\n  option dontlognull\n  log-format retries=%rc\n\
          listen proxy\n  bind {PROXY}\n  option http-server-close\n  server one {TO}\n"
     );
     let file = write(directory.path(), &config);

@@ -106,14 +106,14 @@ impl Shared {
         }
     }
 
-    /// How the next request ends. Scattered, and the same in each run.
+    /// How the next request ends: at random, and the same in each run.
     fn end(&self) -> End {
         // (The very first goes well: a program that knows nothing good is another case.)
-        let number = 1 + self.served.fetch_add(1, Ordering::Relaxed);
-        let mixed = number.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32;
-        match mixed % 100 < self.percent {
+        let number = self.served.fetch_add(1, Ordering::Relaxed);
+        let random = scattered(number);
+        match number > 0 && random % 100 < self.percent {
             false => End::Well,
-            true if mixed.is_multiple_of(2) => End::Failed,
+            true if random >> 63 == 0 => End::Failed,
             true => End::Reset,
         }
     }
@@ -257,6 +257,14 @@ impl Shared {
         std::io::copy(&mut reader, &mut std::io::sink())?;
         Ok(())
     }
+}
+
+/// A number that seems to be random (splitmix64, after Vigna).
+pub fn scattered(number: u64) -> u64 {
+    let mixed = number.wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    let mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    mixed ^ (mixed >> 31)
 }
 
 /// `*3` or `$5`.

@@ -14,6 +14,9 @@ use crate::bench::{
 /// Looks at the statistics, with that many connects between two of them.
 const ROUNDS: usize = 60;
 const CONNECTS: u32 = 512;
+/// Of calls without a pause these, in so many rounds: the pace of such a caller is learnt in a part of the time,
+/// and after each pause, so that short rounds would show nothing else.
+const BUSY: (usize, u32) = (16, 32_768);
 /// What the decision may take, ns.
 const MOST_NS: f64 = 300.0;
 
@@ -28,7 +31,9 @@ const REFUSES: &str = "[defaults]\nbreaker = \"off\"\n\
 /// What the caller does.
 #[derive(Clone, Copy)]
 enum State {
-    /// Connects and closes, and nothing has failed of late.
+    /// Connects and closes without a pause, and nothing has failed of late.
+    Busy,
+    /// The same with pauses, so that its pace is learnt of every call.
     Calm,
     /// The same, while something has failed within the window.
     Watched,
@@ -42,16 +47,21 @@ enum State {
 /// When agent or load cannot be started, the kernel keeps no statistics, or something else was decided than what
 /// is to be measured.
 pub fn measure(lab: &Lab) -> Result<Vec<Figure>> {
+    let busy_off = connect4(lab, OFF, State::Busy)?;
     let calm_off = connect4(lab, OFF, State::Calm)?;
     let again_off = connect4(lab, OFF, State::Again)?;
+    let busy = connect4(lab, PASSES, State::Busy)?;
     let calm = connect4(lab, PASSES, State::Calm)?;
     let watched = connect4(lab, PASSES, State::Watched)?;
     let passes = connect4(lab, PASSES, State::Again)?;
     let refused = connect4(lab, REFUSES, State::Again)?;
-    let calm_again = connect4(lab, OFF, State::Calm)?;
+    let busy_again = connect4(lab, OFF, State::Busy)?;
     ensure!(
-        calm.retries + watched.retries < 0.01 && passes.retries > 0.95 && refused.refused > 0.95,
-        "of fresh calls {:.3} and {:.3} were taken for retries, of retries {:.3}, and {:.3} were refused",
+        busy.retries + calm.retries + watched.retries < 0.01
+            && passes.retries > 0.95
+            && refused.refused > 0.95,
+        "of fresh calls {:.3}, {:.3} and {:.3} were taken for retries, of retries {:.3}, and {:.3} were refused",
+        busy.retries,
         calm.retries,
         watched.retries,
         passes.retries,
@@ -68,11 +78,17 @@ pub fn measure(lab: &Lab) -> Result<Vec<Figure>> {
     Ok(vec![
         more(
             "nothing has failed",
+            &busy,
+            &busy_off,
+            "established, one after the other without a pause",
+        )
+        .control(busy_again.ns / busy_off.ns),
+        more(
+            "nothing has failed, and the pace is learnt",
             &calm,
             &calm_off,
-            "a connect that is established",
-        )
-        .control(calm_again.ns / calm_off.ns),
+            "established, after pauses",
+        ),
         more(
             "a fresh call, while something fails",
             &watched,
@@ -111,6 +127,7 @@ fn connect4(lab: &Lab, configuration: &str, state: State) -> Result<Spent> {
     let agent = Agent::start(lab, configuration)?;
     let mut load = Load::start(&lab.with, running)?;
     let mut round = || match state {
+        State::Busy => load.allowed(BUSY.1).map(|_| ()),
         State::Calm => load.allowed(CONNECTS).map(|_| ()),
         State::Watched => {
             let port = load.port;
@@ -145,7 +162,12 @@ fn connect4(lab: &Lab, configuration: &str, state: State) -> Result<Spent> {
     let (first, before) = (of(&agent)?, decided(&agent)?);
     let mut last = first;
     let mut each = Vec::with_capacity(ROUNDS);
-    for _ in 0..ROUNDS {
+    let rounds = if matches!(state, State::Busy) {
+        BUSY.0
+    } else {
+        ROUNDS
+    };
+    for _ in 0..rounds {
         round()?;
         let now = of(&agent)?;
         each.push((now.1 - last.1) as f64 / (now.0 - last.0).max(1) as f64);
