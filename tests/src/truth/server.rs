@@ -233,13 +233,14 @@ impl Shared {
             reader.get_mut().write_all(b"N")?;
         }
         self.asked(None, Some(reader.get_ref()));
-        match self.end() {
-            End::Well => {}
-            End::Failed => return Ok(()),
-            End::Reset => {
-                reset(reader.into_inner());
-                return Ok(());
-            }
+        if !matches!(self.end(), End::Well) {
+            // Only after this one does libpq go on: cannot_connect_now.
+            const STARTS: &[u8] =
+                b"SFATAL\0VFATAL\0C57P03\0Mthe database system is starting up\0\0";
+            let mut answer = vec![b'E'];
+            answer.extend((4 + STARTS.len() as u32).to_be_bytes());
+            answer.extend(STARTS);
+            return reader.get_mut().write_all(&answer);
         }
         let mut answer = b"R\0\0\0\x08\0\0\0\0".to_vec();
         for (name, value) in [
