@@ -34,15 +34,21 @@ fn look(name: &str) -> Option<Figures> {
 }
 
 /// Its own log says the same as the server, and most retries are seen, and hardly any fresh call is taken for one.
+///
+/// The targets are those of `cargo xtask retries`. Here is room for a busy machine, on which a client may give up,
+/// or pause where it would not.
 #[track_caller]
 fn is_seen_to_retry(name: &str) {
     let Some(figures) = look(name) else { return };
     let (own, seen) = (figures.own, figures.seen);
     assert!(own.retries >= 10, "{own:?}");
-    assert_eq!(seen.retries + seen.unknown, own.retries, "{seen:?}");
-    assert_eq!(seen.unknown, 0, "{seen:?}");
-    assert!(seen.retries_taken * 10 >= seen.retries * 8, "{seen:?}");
-    assert!(seen.fresh_taken <= 2, "{seen:?}");
+    assert!(seen.retries.abs_diff(own.retries) <= 2, "{own:?}, {seen:?}");
+    assert!(seen.unknown <= 2, "{seen:?}");
+    assert!(
+        seen.retries_taken * 10 >= seen.retries * 6,
+        "{own:?}, {seen:?}"
+    );
+    assert!(seen.fresh_taken * 20 <= own.calls, "{own:?}, {seen:?}");
 }
 
 #[test]

@@ -106,7 +106,7 @@ pub static CALLERS: &[Caller] = callers! {
     "wget --tries=4", Sequential, 3, &[10], Program "wget", wget;
     "urllib3 Retry(3)", Sequential, 3, SLOW, Python "urllib3", |s, c| by_python(s, c, "urllib3");
     "tenacity, stop_after_attempt(4)", Sequential, 3, SLOW, Python "tenacity", |s, c| by_python(s, c, "tenacity");
-    "the same, wait_random(0, 50 ms)", Sequential, 3, SLOW, Python "tenacity", |s, c| by_python(s, c, "tenacity_waits");
+    "tenacity, wait_random(0, 50 ms)", Sequential, 3, SLOW, Python "tenacity", |s, c| by_python(s, c, "tenacity_waits");
     "redis-py Retry(NoBackoff(), 3)", Sequential, 3, SLOW, Python "redis", |s, c| by_python(s, c, "redis");
     "Java HttpURLConnection, a loop", Sequential, 3, SLOW, Program "javac", |s, c| by_java(s, c, "connection");
     "Java HttpClient, a loop", EventLoop, 3, SLOW, Program "javac", |s, c| by_java(s, c, "client");

@@ -16,7 +16,7 @@ const ROUNDS: usize = 60;
 const CONNECTS: u32 = 512;
 /// Of calls without a pause these, in so many rounds: the pace of such a caller is learnt in a part of the time,
 /// and after each pause, so that short rounds would show nothing else.
-const BUSY: (usize, u32) = (16, 32_768);
+const BUSY: (usize, u32) = (10, 16_384);
 /// What the decision may take, ns.
 const MOST_NS: f64 = 300.0;
 
