@@ -10,7 +10,7 @@ use tests::truth::{Cell, Figures, measure, programs::CALLERS};
 
 /// Slow enough that a busy machine does not make a retry look like a fresh call.
 const RATE: u32 = 10;
-const SECONDS: u64 = 6;
+const SECONDS: u64 = 4;
 const PERCENT: u64 = 40;
 
 fn look(name: &str) -> Option<Figures> {
