@@ -25,6 +25,7 @@ pub mod server;
 pub mod talk;
 pub mod timed;
 pub mod tls;
+pub mod truth;
 pub mod wait;
 
 use std::{

@@ -11,7 +11,7 @@ use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags, pidfd_getfd, pidfd_open}
 
 use crate::agent::Agent;
 
-const BPF_MAP_LOOKUP_ELEM: libc::c_long = 1;
+pub(crate) const BPF_MAP_LOOKUP_ELEM: libc::c_long = 1;
 const BPF_MAP_GET_NEXT_KEY: libc::c_long = 4;
 const BPF_OBJ_GET_INFO_BY_FD: libc::c_long = 15;
 
@@ -36,7 +36,7 @@ struct Ask {
 /// `struct bpf_map_info`, as far as the name.
 #[repr(C)]
 #[derive(Default)]
-struct Info {
+pub(crate) struct Info {
     kind: u32,
     id: u32,
     key_size: u32,
@@ -93,7 +93,7 @@ pub fn noted(agent: &Agent) -> Noted {
 }
 
 /// A map of the agent, by a copy of its descriptor.
-fn find(agent: &Agent, name: &str) -> (OwnedFd, Info) {
+pub(crate) fn find(agent: &Agent, name: &str) -> (OwnedFd, Info) {
     let pid = Pid::from_raw(agent.pid()).expect("a process id");
     let process = pidfd_open(pid, PidfdFlags::empty()).expect("the agent runs");
     let directory = format!("/proc/{}/fd", agent.pid());
@@ -125,7 +125,7 @@ fn find(agent: &Agent, name: &str) -> (OwnedFd, Info) {
 }
 
 /// One operation on a map's element; false: there is none.
-fn element(command: libc::c_long, map: &OwnedFd, key: u64, value: u64) -> bool {
+pub(crate) fn element(command: libc::c_long, map: &OwnedFd, key: u64, value: u64) -> bool {
     let mut element = Element {
         map_fd: map.as_raw_fd() as u32,
         padding: 0,

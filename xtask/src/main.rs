@@ -101,11 +101,13 @@ enum Task {
     /// Builds the release binary and measures it in a network namespace and cgroups of its own.
     /// docs/COST.md says what the figures mean.
     Bench(bench::Arguments),
-    /// Print what Backstop takes for a retry: programs that never retry, and programs that do.
+    /// Print what Backstop takes for a retry, program by program, and what becomes of storms.
     ///
-    /// Runs the tests of retries, of a chain of services and of a herd, and prints what they have
-    /// seen as tables. Needs what `cargo xtask test` needs.
-    Retries,
+    /// Programs that never retry, and programs whose retries are known, at several rates and shares of
+    /// failures; then a storm, a chain of services and a herd, without Backstop and with it. Prints
+    /// tables; exit code 1 when a target is missed. All of it takes about half an hour. Needs what `cargo xtask
+    /// test` needs, and installs Go and a package from npm (target/npm).
+    Retries(test::truth::Arguments),
 
     /// Simulate outages under Backstop's breakers and under the published rules of others.
     ///
@@ -159,7 +161,7 @@ fn perform(task: Task) -> Result<ExitCode> {
             })
         }
         Task::Ebpf => ebpf::run().map(|()| ExitCode::SUCCESS),
-        Task::Retries => test::truth::run(),
+        Task::Retries(arguments) => test::truth::run(&arguments),
         Task::Simulate { filter, check } => simulate::run(filter.as_deref(), check),
         Task::Bench(arguments) => bench::run(&arguments),
         Task::BenchLoad(arguments) => bench::worker::run(&arguments),

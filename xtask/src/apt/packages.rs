@@ -88,6 +88,15 @@ pub const TESTS: &[Package] = &[
     package("prometheus", "promtool checks the page of metrics"),
 ];
 
+/// What `cargo xtask retries` takes beside them.
+pub const RETRIES: &[Package] = &[package(
+    "golang-go",
+    "client under test (goroutines hop threads)",
+)];
+
+/// For what comes from the npm registry, where Node brings no npm.
+pub const NPM: &[Package] = &[package("npm", "clients from the npm registry")];
+
 /// What booting kernels takes.
 pub const VM: &[Package] = &[
     package("busybox-static", "the guest's tools"),
@@ -201,7 +210,7 @@ fn install(names: &[&str]) -> Result<()> {
 
 #[cfg(test)]
 mod tests {
-    use super::{TESTS, VM, installed};
+    use super::{NPM, RETRIES, TESTS, VM, installed};
     use std::collections::BTreeSet;
 
     #[test]
@@ -212,7 +221,7 @@ mod tests {
 
     #[test]
     fn the_lists_name_each_package_once() {
-        for list in [TESTS, VM] {
+        for list in [TESTS, RETRIES, NPM, VM] {
             let names: BTreeSet<_> = list.iter().map(|package| package.name).collect();
             assert_eq!(names.len(), list.len());
         }

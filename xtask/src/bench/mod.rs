@@ -50,6 +50,8 @@ enum Part {
     Refused,
     /// Time of each kernel program, and of all of them for one connection
     Programs,
+    /// Time of the connect hook with retries looked for and not
+    Retries,
     /// Throughput of wrk against nginx on kept-alive connections
     Keepalive,
     /// Processor time of the agent at 20,000 connects a second
@@ -94,6 +96,7 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode> {
             Part::Connect => parts::connect::measure(&lab),
             Part::Refused => parts::refused::measure(&lab),
             Part::Programs => parts::programs::measure(&lab),
+            Part::Retries => parts::retries::measure(&lab),
             Part::Keepalive => parts::keepalive::measure(&lab),
             Part::Cpu => parts::cpu::measure(&lab),
             Part::Memory => parts::memory::measure(&lab),

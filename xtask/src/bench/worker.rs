@@ -56,6 +56,8 @@ fn obey(line: &str) -> Result<Vec<u64>> {
     match (order, &numbers[..]) {
         ("allowed", [count, port]) => allowed(*count as usize, narrow(*port)?),
         ("refused", [count, port]) => refused(*count as usize, narrow(*port)?),
+        ("again", [count, port]) => again(*count, narrow(*port)?),
+        ("failed", [port]) => failed(narrow(*port)?),
         ("pace", [rate, ms, port]) => pace(*rate, *ms, narrow(*port)?),
         ("crowd", [count, rate, ms, failing, port]) => {
             crowd(*count, *rate, *ms, *failing, narrow(*port)?)
@@ -121,6 +123,23 @@ fn refused(count: usize, port: u16) -> Result<Vec<u64>> {
         sockets.into_iter().for_each(close);
     }
     Ok(vec![ns, others])
+}
+
+/// Connects to a port that refuses, each closed before the next; answers connects that ended in another way.
+fn again(count: u32, port: u16) -> Result<Vec<u64>> {
+    let address = address(HERE, port);
+    let mut others = 0;
+    for _ in 0..count {
+        let socket = socket()?;
+        others += u64::from(connect(socket, &address) != libc::ECONNREFUSED);
+        close(socket);
+    }
+    Ok(vec![others])
+}
+
+/// One request that the server resets; answers 1 when it was sent.
+fn failed(port: u16) -> Result<Vec<u64>> {
+    Ok(vec![u64::from(is_reset(&address(HERE, port))?)])
 }
 
 /// `rate` connects a second for `ms`, in bursts of a millisecond; answers how many there were, and
@@ -205,16 +224,22 @@ fn spread(first: u32, count: u32, port: u16) -> Result<Vec<u64>> {
 fn unanswered(first: u32, count: u32, port: u16) -> Result<Vec<u64>> {
     let mut sent = 0;
     for number in first..first + count {
-        let socket = socket()?;
-        if connect(socket, &address(numbered(number), port)) == 0 {
-            let written = send(socket, b"request");
-            // Closed with the request unread: a reset.
-            accept(1)?;
-            sent += u64::from(written);
-        }
-        close(socket);
+        sent += u64::from(is_reset(&address(numbered(number), port))?);
     }
     Ok(vec![sent])
+}
+
+/// One request that the server resets; false when it was not sent.
+fn is_reset(address: &libc::sockaddr_in) -> Result<bool> {
+    let socket = socket()?;
+    let mut is_sent = false;
+    if connect(socket, address) == 0 {
+        is_sent = send(socket, b"request");
+        // Closed with the request unread: a reset.
+        accept(1)?;
+    }
+    close(socket);
+    Ok(is_sent)
 }
 
 /// Five refused connects to each of `count` addresses, with a pause after each address.

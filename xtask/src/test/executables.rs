@@ -23,14 +23,15 @@ struct Profile {
     test: bool,
 }
 
-/// Builds the tests of a package and returns their executables.
+/// Builds the tests of a package, or those that `which` names to cargo, and returns their executables.
 ///
 /// # Errors
 /// When the build fails.
-pub fn build(package: &str) -> Result<Vec<PathBuf>> {
+pub fn build(package: &str, which: &[&str]) -> Result<Vec<PathBuf>> {
     let mut command = process::cargo();
     command.args(["test", "--locked", "--package", package, "--no-run"]);
     command
+        .args(which)
         .args(["--message-format", "json-render-diagnostics"])
         .stderr(Stdio::inherit());
     let line = process::describe(&command);

@@ -1,6 +1,7 @@
 //! `cargo xtask test`: every test, from the installation of what they need to one line of counts.
 
 mod executables;
+mod npm;
 mod prerequisites;
 mod report;
 pub mod truth;
@@ -22,6 +23,9 @@ const AGENT_VARIABLE: &str = "BACKSTOP_BIN";
 /// Tells the privileged tests where the Python with the packages from PyPI lies.
 const PYTHON_VARIABLE: &str = "BACKSTOP_PYTHON";
 
+/// Tells Node where the packages from npm lie.
+const NODE_VARIABLE: &str = "NODE_PATH";
+
 /// Runs the command; the exit code says whether every test passed.
 ///
 /// # Errors
@@ -40,7 +44,7 @@ pub fn run(filter: Option<&str>) -> Result<ExitCode> {
 
     let agent = build::release("agent", "backstop")?;
     let mut all_passed = unit_passed;
-    for executable in executables::build("tests")? {
+    for executable in executables::build("tests", &[])? {
         let mut command = privileged(&[
             (AGENT_VARIABLE, agent.clone().into()),
             (PYTHON_VARIABLE, python.clone().into()),

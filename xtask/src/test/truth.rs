@@ -1,171 +1,114 @@
-//! `cargo xtask retries`: what is taken for a retry, program by program, as a table.
+//! `cargo xtask retries`: what is taken for a retry, program by program, and what limit and budget make of
+//! storms, chains and herds.
 
-use std::io::{BufRead as _, BufReader};
-use std::process::{ExitCode, Stdio};
+use std::path::PathBuf;
+use std::process::{Command, ExitCode};
 
 use anyhow::{Context as _, Result, bail};
+use clap::{Args, ValueEnum};
 
-use super::{AGENT_VARIABLE, PYTHON_VARIABLE, executables, prerequisites, privileged, venv};
+use super::{
+    AGENT_VARIABLE, NODE_VARIABLE, PYTHON_VARIABLE, executables, npm, prerequisites, privileged,
+    venv,
+};
 use crate::apt::packages;
 use crate::{build, paths, process};
 
-/// The tests that say what they have seen.
-const TESTS: &[&str] = &["retries", "chain", "herd"];
-
-/// What a line of the tests says.
-#[derive(Debug, PartialEq, Eq)]
-struct Truth {
-    program: String,
-    /// What it is a share of: retries, or fresh calls.
-    of: String,
-    taken: u64,
-    all: u64,
-    is_retrying: bool,
+/// What `retries` is told.
+#[derive(Debug, Args)]
+pub struct Arguments {
+    /// Parts to measure [default: all]
+    #[arg(value_enum, value_name = "PART")]
+    parts: Vec<Part>,
+    /// Seconds that each measurement takes [default: 15 for a program, 60 for storm and chain]
+    #[arg(long, value_parser = clap::value_parser!(u32).range(1..=3600))]
+    seconds: Option<u32>,
+    /// Only programs with this text in their names
+    #[arg(long, value_name = "TEXT")]
+    only: Option<String>,
 }
 
-impl Truth {
-    /// `PROGRAM, FAILURES: N of M retries seen`, or `... of M taken for retries`.
-    fn parse(line: &str) -> Option<Self> {
-        let (program, rest) = line.rsplit_once(": ")?;
-        let (program, failures) = program.rsplit_once(", ")?;
-        let mut words = rest.split(' ');
-        let taken = words.next()?.parse().ok()?;
-        (words.next()? == "of").then_some(())?;
-        let all = words.next()?.parse().ok()?;
-        let is_retrying = match words.collect::<Vec<_>>()[..] {
-            ["retries", "seen"] => true,
-            ["taken", "for", "retries"] => false,
-            _ => return None,
-        };
-        Some(Self {
-            program: program.to_owned(),
-            of: failures.trim_end_matches(" fail").to_owned(),
-            taken,
-            all,
-            is_retrying,
-        })
+/// The parts, in the order in which they are measured.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Part {
+    /// Programs whose retries are known, and programs that never retry
+    Programs,
+    /// Fifty clients with five retries each, against a server that fails 60 %
+    Storm,
+    /// A chain of services in which each asks the next one twice
+    Chain,
+    /// A thousand clients that fail at once, with backoff on
+    Herd,
+}
+
+impl Part {
+    /// Its name, and how long a measurement takes.
+    const fn order(self) -> (&'static str, u32) {
+        match self {
+            Self::Programs => ("programs", 15),
+            Self::Storm => ("storm", 60),
+            Self::Chain => ("chain", 60),
+            Self::Herd => ("herd", 0),
+        }
     }
 }
 
-/// Runs the command; the exit code says whether every bound was kept.
+/// Runs the command; the exit code says whether every target was met.
 ///
 /// # Errors
-/// When something is missing that cannot be installed, a build fails, or nothing was said.
-pub fn run() -> Result<ExitCode> {
+/// When something is missing that cannot be installed, or a build fails.
+pub fn run(arguments: &Arguments) -> Result<ExitCode> {
     prerequisites::check()?;
     packages::ensure(packages::TESTS)?;
+    packages::ensure(packages::RETRIES)?;
     let python = venv::ensure()?;
+    let node = npm::ensure()?;
     let agent = build::release("agent", "backstop")?;
-    let (mut truths, mut others, mut good) = (Vec::new(), Vec::new(), true);
-    for executable in executables::build("tests")? {
-        let name = executable.file_stem().and_then(|name| name.to_str());
-        let name = name.and_then(|name| name.rsplit_once('-'));
-        if !name.is_some_and(|(name, _)| TESTS.contains(&name)) {
+    process::run(process::cargo().args(["build", "--locked", "--package", "tests", "--bins"]))?;
+    let variables = [
+        (AGENT_VARIABLE, agent.into_os_string()),
+        (PYTHON_VARIABLE, python.into_os_string()),
+        (NODE_VARIABLE, node.into_os_string()),
+        // Where HOME is not set, Go has no place for what it compiles.
+        ("GOPATH", paths::target().join("go").into_os_string()),
+    ];
+    let mut is_good = true;
+    for part in Part::value_variants() {
+        if !arguments.parts.is_empty() && !arguments.parts.contains(part) {
             continue;
         }
-        let mut command = privileged(&[
-            (AGENT_VARIABLE, agent.clone().into()),
-            (PYTHON_VARIABLE, python.clone().into()),
-        ])?;
-        command.arg(&executable).arg("--nocapture");
-        command.current_dir(paths::root().join("tests"));
-        let line = process::describe(&command);
-        eprintln!("+ {line}");
-        let mut child = command
-            .stdout(Stdio::piped())
-            .spawn()
-            .with_context(|| format!("start `{line}`"))?;
-        let output = child
-            .stdout
-            .take()
-            .context("read the output of the tests")?;
-        for line in BufReader::new(output).lines() {
-            let line = line.context("read the output of the tests")?;
-            match Truth::parse(&line) {
-                Some(truth) => truths.push(truth),
-                None if line.starts_with("test ") && line.ends_with("FAILED") => others.push(line),
-                None if ["storm", "load on D", "busiest"]
-                    .iter()
-                    .any(|word| line.starts_with(word)) =>
-                {
-                    others.push(line.trim_end_matches(": {").to_owned());
-                }
-                None => {}
-            }
+        let (name, seconds) = part.order();
+        let mut command = privileged(&variables)?;
+        if *part == Part::Herd {
+            command.arg(herd()?).arg("--nocapture");
+        } else {
+            let seconds = arguments.seconds.unwrap_or(seconds);
+            command.arg(paths::target().join("debug/truth"));
+            command.arg(name).arg(seconds.to_string());
+            command.args(&arguments.only);
         }
-        let status = child.wait().with_context(|| format!("wait for `{line}`"))?;
-        good &= status.success();
+        println!("\n{name}\n");
+        is_good &= follow(command)?;
     }
-    if truths.is_empty() {
-        bail!("no test has said anything");
-    }
-    print(&truths);
-    println!();
-    for line in others {
-        println!("{line}");
-    }
-    Ok(if good {
+    Ok(if is_good {
         ExitCode::SUCCESS
     } else {
         ExitCode::FAILURE
     })
 }
 
-fn print(truths: &[Truth]) {
-    for (is_retrying, title) in [
-        (
-            false,
-            [
-                "Program that never retries",
-                "Taken for retries",
-                "of calls",
-            ],
-        ),
-        (true, ["Program that retries", "Seen", "of retries"]),
-    ] {
-        let [program, taken, all] = title;
-        println!("\n| {program} | Failures | {taken} | {all} | % |");
-        println!("| --- | ---: | ---: | ---: | ---: |");
-        for truth in truths
-            .iter()
-            .filter(|truth| truth.is_retrying == is_retrying)
-        {
-            // In tenths of a percent.
-            let share = truth.taken * 1_000 / truth.all.max(1);
-            println!(
-                "| {} | {} | {} | {} | {}.{} |",
-                truth.program,
-                truth.of,
-                truth.taken,
-                truth.all,
-                share / 10,
-                share % 10
-            );
-        }
-    }
+/// Runs it with this terminal's output; returns whether it ended well.
+fn follow(mut command: Command) -> Result<bool> {
+    command.current_dir(paths::root().join("tests"));
+    Ok(process::status(&mut command)?.success())
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn lines_are_read() {
-        let truth = Truth::parse("sequence 600 0.005 0 0 0, 20 % fail: 1 of 600 taken for retries");
-        let truth = truth.expect("a line of the tests");
-        assert_eq!((truth.taken, truth.all, truth.is_retrying), (1, 600, false));
-        assert_eq!(
-            (&*truth.program, &*truth.of),
-            ("sequence 600 0.005 0 0 0", "20 %")
-        );
-        let truth = Truth::parse("curl --retry 3, 30 % fail: 16 of 16 retries seen");
-        assert!(truth.expect("a line of the tests").is_retrying);
-        for other in [
-            "test a ... ok",
-            "busiest 10 ms: 97 of 1000 retries, uniform share 100",
-            "",
-        ] {
-            assert_eq!(Truth::parse(other), None);
-        }
-    }
+/// The test of a herd.
+fn herd() -> Result<PathBuf> {
+    let mut built = executables::build("tests", &["--test", "herd"])?;
+    let Some(herd) = built.pop().filter(|_| built.is_empty()) else {
+        bail!("cargo built no test `herd`, or more than one");
+    };
+    herd.canonicalize()
+        .with_context(|| format!("find {}", herd.display()))
 }

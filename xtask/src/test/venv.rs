@@ -9,8 +9,11 @@ use anyhow::{Context as _, Result};
 use crate::{paths, process};
 
 /// What is installed: clients under test, and the check of the Kubernetes manifests.
-const PACKAGES: [&str; 3] = [
+const PACKAGES: [&str; 6] = [
+    "aiohttp==3.14.5",
     "kubernetes-validate==1.37.0",
+    "psycopg2-binary==2.9.13",
+    "redis==8.1.0",
     "tenacity==9.2.1",
     "urllib3==2.8.0",
 ];

@@ -7,4 +7,5 @@ pub mod memory;
 pub mod programs;
 pub mod reaction;
 pub mod refused;
+pub mod retries;
 pub mod scale;
