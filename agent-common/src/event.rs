@@ -54,6 +54,10 @@ impl EventKind {
     pub const PROBE_ENDED: u32 = 4;
     /// Connects are being refused (at most one event a second and row).
     pub const REJECTED: u32 = 5;
+    /// A request that is not idempotent was repeated: `outcome` is its method ([`crate::method::method`]),
+    /// `seq` the socket's cookie. With [`EVENT_REFUSED`] its connection is to be ended. Else at most one
+    /// event a second and row.
+    pub const REPEATED: u32 = 6;
 }
 
 /// Our connect timeout ended it (not the program's or the kernel's own limit).
@@ -72,6 +76,11 @@ pub const EVENT_RETRY_DEADLINE: u32 = 1 << 6;
 pub const EVENT_WOULD: u32 = 1 << 2;
 /// Refused by a limit, not by the breaker.
 pub const EVENT_LIMIT: u32 = 1 << 7;
+
+/// In a `REPEATED` event: the request has not left.
+pub const EVENT_REFUSED: u32 = 1 << 8;
+/// In a `REPEATED` event: nothing that is to be told; another one has.
+pub const EVENT_QUIET: u32 = 1 << 9;
 
 /// Established.
 pub const OUTCOME_ESTABLISHED: u32 = 1;

@@ -87,6 +87,16 @@ pub struct Retries {
     pub nth: [u32; NTH],
     /// As `rejected_deadline`, where observe mode let them pass.
     pub would_deadline: u32,
+    /// Requests repeated that are not idempotent ([`crate::method`]), of any fate.
+    pub non_idempotent: u32,
+    /// Those of them that were refused.
+    pub refused: u32,
+    /// As `refused`, where observe mode let them pass.
+    pub would_refuse: u32,
+    /// Requests repeated on the connection on which they had failed, as `nth`.
+    pub live: [u32; NTH],
+    /// When an event last told of a request that is not idempotent ([`tick`]); 0: none did.
+    pub told: u32,
     /// Zero.
     pub reserved: u32,
 }
@@ -94,7 +104,7 @@ pub struct Retries {
 /// Entries of [`Retries::nth`].
 pub const NTH: usize = 4;
 
-layout!(Retries, size 136, begins at 0, epoch at 64, rejected_budget at 80, nth at 112);
+layout!(Retries, size 168, begins at 0, epoch at 64, rejected_budget at 80, nth at 112, live at 144);
 
 impl Retries {
     /// Retries that passed.
@@ -177,8 +187,9 @@ pub struct Task {
     pub in_doubt: u32,
     /// Calls refused by the budget since one passed.
     pub refusals: u32,
-    /// Zero.
-    pub reserved: u32,
+    /// Print of the request that has failed and that it may repeat, or [`crate::method::SOME`]; 0: none was
+    /// sent, or it is not known.
+    pub failed: u32,
 }
 
 layout!(Task, size 64, owner at 0, operation at 16, ended at 28, open at 48, refusals at 56);

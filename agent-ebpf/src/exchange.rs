@@ -36,7 +36,7 @@ use aya_ebpf::{
 };
 
 use crate::{
-    answers, atomics, begin, body, counted, events, head, held,
+    answers, atomics, begin, body, counted, events, head, held, idempotent,
     opaque::hidden,
     outcome::{self, Window},
     retries,
@@ -76,17 +76,18 @@ pub fn sent(ctx: SkBuffContext) -> i32 {
         if segment.is_syn && held::any() && held::syn(bpf_get_socket_cookie(ctx.as_ptr())) != PASS {
             return DROP;
         }
+        let mut verdict = PASS;
         if segment.payload != 0
             && let Some(stamp) = stamp_of(&ctx)
         {
             match (*stamp).phase {
-                PHASE_OPEN if !segment.is_syn => out(&ctx, stamp, segment),
+                PHASE_OPEN if !segment.is_syn => out(&ctx, stamp, segment, &mut verdict),
                 PHASE_PENDING if segment.is_syn => begin::sent_with_syn(&ctx, stamp, segment),
                 _ => {}
             }
         }
+        verdict
     }
-    PASS
 }
 
 /// Payload coming in.
@@ -118,13 +119,15 @@ unsafe fn stamp_of(ctx: &SkBuffContext) -> Option<*mut Stamp> {
     }
 }
 
+/// Payload on an established connection; `verdict` becomes [`DROP`] where it is not to leave.
 #[inline(always)]
-unsafe fn out(ctx: &SkBuffContext, stamp: *mut Stamp, segment: Segment) {
+unsafe fn out(ctx: &SkBuffContext, stamp: *mut Stamp, segment: Segment, verdict: &mut i32) {
     // SAFETY: by the caller, map memory.
     unsafe {
         let protocol = (*stamp).protocol;
+        let sent = (*stamp).out_end;
         if protocol != PROTOCOL_UNKNOWN {
-            let new = segment.end.wrapping_sub((*stamp).out_end) as i32;
+            let new = segment.end.wrapping_sub(sent) as i32;
             if new <= 0 {
                 return;
             }
@@ -246,6 +249,14 @@ unsafe fn out(ctx: &SkBuffContext, stamp: *mut Stamp, segment: Segment) {
         };
         if number != 0 && retries::is_wanted(stamp, row, number, now) {
             retries::kept(stamp, row, now);
+        }
+        if idempotent::matters(stamp, row, number, now)
+            && (number == 0 || segment.begin() == sent)
+            && idempotent::asks(ctx.skb.skb, stamp, row, &segment) != PASS
+        {
+            (*stamp).out_end = segment.begin();
+            *verdict = DROP;
+            return;
         }
         let verdict = Verdict::unpack(atomics::load(&raw const (*row).verdict));
         (*stamp).generation = verdict.generation;
@@ -518,6 +529,7 @@ unsafe fn answered(stamp: *mut Stamp, row: *mut Row, answered: Answered) {
         if is_failed {
             atomics::add(&raw mut (*row).exchange_status, 1);
             (*stamp).ended = ENDED_UNANSWERED;
+            retries::answered_badly(row, now);
         }
         if is_slow {
             atomics::add(&raw mut (*row).slow_calls, 1);

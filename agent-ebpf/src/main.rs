@@ -22,6 +22,7 @@ mod exchange;
 mod follow;
 mod head;
 mod held;
+mod idempotent;
 mod keepalive;
 mod kernel;
 mod limits;
