@@ -29,7 +29,7 @@ pub struct Journal {
 struct Inner {
     /// Decisions, and whatever else is rare.
     decisions: VecDeque<Arc<EventRecord>>,
-    /// Timeouts and refusals: they may be many, and must push out no decision.
+    /// Timeouts, refusals and the like: they may be many, and must push out no decision.
     firings: VecDeque<Arc<EventRecord>>,
     /// Failures and calls, shown only with `all`.
     calls: VecDeque<Arc<EventRecord>>,
@@ -60,7 +60,9 @@ impl Journal {
         inner.log.line(&record);
         let ring = match &record.event {
             Event::Failure { .. } | Event::Calls { .. } | Event::Redial { .. } => &mut inner.calls,
-            Event::Timeout { .. } | Event::Rejected { .. } => &mut inner.firings,
+            Event::Timeout { .. } | Event::Rejected { .. } | Event::NonIdempotent { .. } => {
+                &mut inner.firings
+            }
             _ => &mut inner.decisions,
         };
         if limit > 0 {
@@ -156,7 +158,7 @@ impl LogLimit {
 
     fn line(&mut self, record: &EventRecord) {
         match &record.event {
-            Event::Timeout { .. } | Event::Rejected { .. } => {
+            Event::Timeout { .. } | Event::Rejected { .. } | Event::NonIdempotent { .. } => {
                 self.begin(record.time);
                 if self.lines >= LOG_LINES_PER_SECOND {
                     self.left_out += 1;
@@ -247,6 +249,23 @@ fn log(record: &EventRecord) {
             %destination, %workload,
             "the breaker is open: {connections} connections ended (on_open = {on_open})"
         ),
+        Event::NonIdempotent {
+            destination,
+            workload,
+            method,
+            refused,
+            count,
+            pid,
+            comm,
+            mode,
+            ..
+        } => {
+            let fate = if *refused { "refused" } else { "let pass" };
+            tracing::warn!(
+                %destination, %workload, pid, comm,
+                "{method} repeated after a failure and {fate}, {count} such since the last line ({mode})"
+            );
+        }
         Event::Held {
             destination,
             reason,

@@ -261,6 +261,7 @@ impl Node {
             self.evictions.give_up(&mut self.kernel, &rows)?;
             for row in &rows {
                 self.reported.remove(row);
+                self.repeated.remove(row);
                 self.tally.forget(*row);
                 self.naming.forget(*row);
             }

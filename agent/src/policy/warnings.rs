@@ -11,7 +11,7 @@ use super::{
 /// Settings of which not all values are acted upon yet: "off" and what is built in are (of
 /// `failure_status` that is 5xx), anything else is read and checked only. Entries come off this list
 /// as the parts are built.
-pub(super) const NOT_ENFORCED: &[&str] = &["breaker.failure_status", "retry.refuse_non_idempotent"];
+pub(super) const NOT_ENFORCED: &[&str] = &["breaker.failure_status"];
 
 /// Settings on the list whose built-in value is how this version behaves.
 const BUILT_IN_ACTS: &[&str] = &["breaker.failure_status"];

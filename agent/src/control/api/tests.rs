@@ -202,7 +202,7 @@ fn event(event: Event) -> String {
 fn the_envelope_has_the_keys_of_the_contract_in_their_order() {
     let mut ours = keys(&serde_json::to_string(&envelope(vec![row("10.0.0.5:5432")])).unwrap());
     // Additions: after lost_events, after bypassed_for_safety (two), after stale (two), after would_reject
-    // (three, the last with keys of its own), and two at the end of retry.
+    // (three, the last with keys of its own), and five at the end of retry.
     assert_eq!(ours.remove(4), (1, "paused".to_owned()));
     let added = [
         "ramp_ends_in_ms",
@@ -213,6 +213,9 @@ fn the_envelope_has_the_keys_of_the_contract_in_their_order() {
         "would_reject_failed",
         "amplification",
         "operations",
+        "live",
+        "non_idempotent_refused",
+        "non_idempotent_would_refuse",
     ];
     ours.retain(|(_, key)| !added.contains(&key.as_str()));
     let limits = ours.iter().position(|(_, key)| key == "limits").unwrap();

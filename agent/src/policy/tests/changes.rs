@@ -124,7 +124,6 @@ fn what_has_no_effect_yet_is_said() {
     assert_eq!(
         config.warnings(),
         [
-            format!("policy \"a\": retry.refuse_non_idempotent = true {end}"),
             format!("policy \"c\": breaker.failure_status = 5xx, 429 {end}"),
             "protected: destinations: *.internal protects only names that stand in full in a policy \
              or here: what programs are told is believed for nothing that is protected"
