@@ -125,9 +125,8 @@ unsafe fn out(ctx: &SkBuffContext, stamp: *mut Stamp, segment: Segment, verdict:
     // SAFETY: by the caller, map memory.
     unsafe {
         let protocol = (*stamp).protocol;
-        let sent = (*stamp).out_end;
         if protocol != PROTOCOL_UNKNOWN {
-            let new = segment.end.wrapping_sub(sent) as i32;
+            let new = segment.end.wrapping_sub((*stamp).out_end) as i32;
             if new <= 0 {
                 return;
             }
@@ -250,11 +249,9 @@ unsafe fn out(ctx: &SkBuffContext, stamp: *mut Stamp, segment: Segment, verdict:
         if number != 0 && retries::is_wanted(stamp, row, number, now) {
             retries::kept(stamp, row, now);
         }
-        if idempotent::matters(stamp, row, number, now)
-            && (number == 0 || segment.begin() == sent)
-            && idempotent::asks(ctx.skb.skb, stamp, row, &segment) != PASS
+        if idempotent::matters(stamp, row, now) && idempotent::asks(ctx.skb.skb, stamp, row) != PASS
         {
-            (*stamp).out_end = segment.begin();
+            (*stamp).out_end = begin_seq;
             *verdict = DROP;
             return;
         }

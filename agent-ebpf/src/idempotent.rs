@@ -8,7 +8,7 @@
 //! cannot be told, or does not, the request passes.
 
 use agent_common::{
-    COMM_LEN, Event, EventKind, Mode, OTHER_ROW, Row, Stamp, Verdict,
+    Event, EventKind, Mode, OTHER_ROW, Retries, Row, Stamp, Verdict,
     event::{EVENT_QUIET, EVENT_REFUSED, EVENT_WOULD},
     method::{
         self, ASKED_SLOTS, Asked, FIRST, HAS_END, HEAD_END, REFUSED_TICKS, SEARCHED, SOME, STEPS,
@@ -30,7 +30,7 @@ use crate::{
     atomics, events, maps,
     opaque::{hidden, hidden64},
     retries, rows,
-    segment::Segment,
+    segment::{self, Segment},
 };
 
 const PASS: i32 = 1;
@@ -126,21 +126,29 @@ pub unsafe fn failed(stamp: *mut Stamp, cookie: u64, ended: u32) -> u32 {
     }
 }
 
-/// Whether a request, after so many on its connection, is looked at.
+/// Whether a request is looked at.
 ///
 /// # Safety
 /// `stamp` must be the connection's and `row` its row.
 #[inline(always)]
-pub unsafe fn matters(stamp: *mut Stamp, row: *mut Row, number: u32, now: u64) -> bool {
+pub unsafe fn matters(stamp: *mut Stamp, row: *mut Row, now: u64) -> bool {
     // SAFETY: by contract, map memory.
     unsafe {
         let flags = (*row).settings.flags;
         (*stamp).protocol == PROTOCOL_HTTP1
             && flags & ROW_RETRIES != 0
             && (flags & ROW_REFUSES != 0
-                || (number == 0 && (*stamp).flags & STAMP_WATCHED != 0)
+                || ((*stamp).flags & STAMP_WATCHED != 0 && is_first(stamp))
                 || is_to_come((&raw const (*row).retry_watch).read_volatile(), tick(now)))
     }
+}
+
+/// Whether a connection has had no exchange yet. (Read again: what is compared here, the verifier would
+/// know of the number that goes on.)
+#[inline(always)]
+unsafe fn is_first(stamp: *mut Stamp) -> bool {
+    // SAFETY: by the caller, map memory.
+    unsafe { unpack_request((&raw const (*stamp).request).read_volatile()).0 == 0 }
 }
 
 /// A request begins, and none is under way: whether it may leave, as the hook returns it.
@@ -148,14 +156,18 @@ pub unsafe fn matters(stamp: *mut Stamp, row: *mut Row, number: u32, now: u64) -
 /// # Safety
 /// As [`matters`]; `skb` must be the context of the egress hook.
 #[inline(never)]
-pub unsafe fn asks(
-    skb: *mut __sk_buff,
-    stamp: *mut Stamp,
-    row: *mut Row,
-    segment: &Segment,
-) -> i32 {
+pub unsafe fn asks(skb: *mut __sk_buff, stamp: *mut Stamp, row: *mut Row) -> i32 {
     // SAFETY: by contract, map memory.
     unsafe {
+        // Once more: what the verifier knew of it by now would make many walks of this.
+        let Some(segment) = segment::of(skb) else {
+            return PASS;
+        };
+        let segment = &Segment {
+            payload: hidden(segment.payload),
+            offset: hidden(segment.offset),
+            ..segment
+        };
         let cookie = bpf_get_socket_cookie(skb.cast());
         let index = (*stamp).row;
         let (Some(asked), Some(retries)) = (asked_of(cookie), maps::RETRIES.get_ptr_mut(index))
@@ -171,6 +183,12 @@ pub unsafe fn asks(
         if (*asked).refused != 0 {
             return still_refused(stamp, row, asked);
         }
+        let (number, _) = unpack_request(atomics::load(&raw const (*stamp).request));
+        let ahead = segment.begin().wrapping_sub((*stamp).request_seq) as i32;
+        if number != 0 && ahead <= 0 {
+            // It is sent again, with more behind it.
+            return PASS;
+        }
         let printed = hidden64(printed(skb, segment));
         let print = printed as u32;
         let before = *asked;
@@ -179,11 +197,10 @@ pub unsafe fn asks(
         if print == 0 {
             return PASS;
         }
-        let (number, _) = unpack_request(atomics::load(&raw const (*stamp).request));
         let repeats = if number == 0 {
-            first(stamp, before.failed, print)
+            first(stamp, hidden(before.failed), print)
         } else {
-            next(stamp, row, asked, before.sent)
+            next(stamp, row, asked, hidden(before.sent))
         };
         let repeats = hidden(repeats);
         let method = (printed >> METHOD_SHIFT) as u32 & METHOD_MASK;
@@ -193,12 +210,13 @@ pub unsafe fn asks(
         atomics::add32(&raw mut (*retries).non_idempotent, 1);
         let mut fate = PASSES;
         if repeats == SAME && printed & HEAD_ALONE == 0 {
-            fate = hidden(may(stamp, row));
+            fate = may(stamp, row);
         }
+        let fate = hidden(fate);
+        let is_sent = hidden(tell(stamp, retries, (*asked).owner, hidden(method), fate));
         if fate == WOULD {
             atomics::add32(&raw mut (*retries).would_refuse, 1);
         }
-        let is_sent = hidden(u32::from(tell(stamp, retries, cookie, method, fate)));
         if fate != REFUSED || is_sent == 0 {
             return PASS;
         }
@@ -335,34 +353,36 @@ unsafe fn may(stamp: *mut Stamp, row: *mut Row) -> u32 {
     }
 }
 
-/// Tells of a request that is repeated; whether it was told. A method of 0: it was told before, and is only
-/// still there.
+/// Tells of a request that is repeated; 1 if it was told, else 0. A method of 0: it was told before, and is
+/// only still there.
 #[inline(never)]
 unsafe fn tell(
     stamp: *mut Stamp,
-    retries: *mut agent_common::Retries,
+    retries: *mut Retries,
     cookie: u64,
     method: u32,
     fate: u32,
-) -> bool {
+) -> u32 {
     // SAFETY: by the caller, map memory.
     unsafe {
         let now = bpf_ktime_get_ns();
         let told = (&raw const (*retries).told).read_volatile();
         let is_news = method != 0 && (told == 0 || tick(now).wrapping_sub(told) > TOLD_EVERY);
         let is_news = hidden(u32::from(is_news));
+        // (A copy, lest the verifier comes back with each value of it.)
+        let flags = hidden(match hidden(fate) {
+            REFUSED => EVENT_REFUSED,
+            WOULD => EVENT_WOULD,
+            _ => 0,
+        });
+        if is_news == 0 && flags & EVENT_REFUSED == 0 {
+            return 0;
+        }
         if is_news != 0 {
             (&raw mut (*retries).told).write_volatile(tick(now) | 1);
-        } else if fate != REFUSED {
-            return false;
         }
-        let mut flags = if is_news != 0 { 0 } else { EVENT_QUIET };
-        if fate == REFUSED {
-            flags |= EVENT_REFUSED;
-        } else if fate == WOULD {
-            flags |= EVENT_WOULD;
-        }
-        let mut event = Event {
+        let quiet = hidden(if is_news == 0 { EVENT_QUIET } else { 0 });
+        u32::from(events::try_send(&Event {
             kind: EventKind::REPEATED,
             row: (*stamp).row,
             incarnation: (*stamp).incarnation,
@@ -372,12 +392,10 @@ unsafe fn tell(
             outcome: method,
             pid: (*stamp).pid,
             tid: (*stamp).tid,
-            flags: hidden(flags),
+            flags: flags | quiet,
+            comm: (*stamp).comm,
             ..events::EMPTY
-        };
-        event.comm = (*stamp).comm;
-        const _: () = assert!(COMM_LEN == 16);
-        events::try_send(&event)
+        }))
     }
 }
 
@@ -394,7 +412,7 @@ const HEAD_ALONE: u64 = 1 << 40;
 unsafe fn printed(skb: *mut __sk_buff, segment: &Segment) -> u64 {
     const HALF: u32 = FIRST as u32 / 2;
     const QUARTER: u32 = FIRST as u32 / 4;
-    let (at, payload) = (segment.offset, segment.payload);
+    let (at, payload) = (segment.offset, hidden(segment.payload));
     let mut words = [0_u64; FIRST / 8];
     let to = words.as_mut_ptr().cast::<u8>();
     // SAFETY: by the caller; not more than the buffer holds. Fixed lengths for the verifier of 6.1.
@@ -470,13 +488,10 @@ struct Context {
 /// Searches a request for what [`method::holds`] finds.
 #[inline(never)]
 unsafe fn search(skb: *mut __sk_buff, segment: &Segment) -> u32 {
-    if segment.payload < WINDOW as u32 {
-        return 0;
-    }
     let mut context = Context {
         skb,
         offset: segment.offset,
-        at_hand: hidden(segment.payload.min(SEARCHED)),
+        at_hand: hidden(hidden(segment.payload).min(SEARCHED)),
         found: 0,
     };
     // SAFETY: by the caller. A loop that the verifier walks through once.
@@ -489,23 +504,22 @@ unsafe fn search(skb: *mut __sk_buff, segment: &Segment) -> u32 {
 
 /// A step of the search; 1 when it is over.
 unsafe extern "C" fn step(index: u32, context: *mut Context) -> i64 {
+    const MASK: u32 = WINDOW.next_power_of_two() - 1;
     // SAFETY: what `search` has given, and nobody else has.
     unsafe {
-        let Some(at) = method::window(index, (*context).at_hand) else {
-            return 1;
-        };
-        let mut window = [0_u64; WINDOW / 8];
-        let to = window.as_mut_ptr().cast();
-        if load(
-            (*context).skb,
-            (*context).offset + hidden(at),
-            to,
-            WINDOW as u32,
-        ) != 0
-        {
+        let at = method::window(index);
+        let left = (*context).at_hand.wrapping_sub(at);
+        if left as i32 <= 0 {
             return 1;
         }
-        let found = hidden(method::holds(window));
+        // For the verifier: at least 1, and no more than there is room for.
+        let length = (hidden(left.min(WINDOW) - 1) & MASK) + 1;
+        let mut window = [0_u64; MASK as usize / 8 + 1];
+        let to = window.as_mut_ptr().cast();
+        if load((*context).skb, (*context).offset + at, to, length) != 0 {
+            return 1;
+        }
+        let found = hidden(method::holds([window[0], window[1], window[2]]));
         (*context).found = found;
         i64::from(found != 0)
     }
