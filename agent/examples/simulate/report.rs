@@ -65,7 +65,9 @@ pub fn run(scenarios: Vec<Scenario>) -> Vec<Result1> {
 /// A scenario under each of [`RULES`].
 pub fn under_each(scenario: &Scenario) -> [Tally; RULES.len()] {
     [
-        all(scenario, Backstop::new),
+        all(scenario, |endpoints, seed| {
+            Backstop::new(endpoints, scenario.one_name, seed)
+        }),
         all(scenario, |endpoints, _| Envoy::new(endpoints)),
         all(scenario, Linkerd::new),
         all(scenario, |endpoints, _| Resilience4j::new(endpoints)),
@@ -84,19 +86,19 @@ fn mean(sum: u64, runs: u64) -> u64 {
 /// The page's part that is made.
 pub fn tables(results: &[Result1]) -> String {
     let mut text = String::new();
-    let mut groups: Vec<(u32, usize)> = Vec::new();
+    let mut groups = Vec::new();
     for (scenario, _) in results {
-        let group = (scenario.clients, scenario.endpoints);
+        let group = scenario.group();
         if !groups.contains(&group) {
             groups.push(group);
         }
     }
     ranks(&mut text, results);
-    for (clients, endpoints) in groups {
+    for which in groups {
         let of_group = results
             .iter()
-            .filter(|(scenario, _)| (scenario.clients, scenario.endpoints) == (clients, endpoints));
-        group(&mut text, clients, endpoints, of_group);
+            .filter(|(scenario, _)| scenario.group() == which);
+        group(&mut text, which, of_group);
     }
     text
 }
@@ -131,8 +133,7 @@ fn ranks(text: &mut String, results: &[Result1]) {
 
 fn group<'a>(
     text: &mut String,
-    clients: u32,
-    endpoints: usize,
+    (clients, endpoints, one_name): (u32, usize, bool),
     results: impl Iterator<Item = &'a Result1> + Clone,
 ) {
     let many = |count: u64, what: &str| {
@@ -140,9 +141,10 @@ fn group<'a>(
         format!("{count} {what}{s}")
     };
     let title = format!(
-        "{}, {}",
+        "{}, {}{}",
         many(u64::from(clients), "client"),
-        many(endpoints as u64, "endpoint")
+        many(endpoints as u64, "endpoint"),
+        if one_name { " of one name" } else { "" },
     );
     let _ = writeln!(text, "### {title}: wrong refusals + doomed calls\n");
     let _ = writeln!(text, "| scenario | {} |", RULES.join(" | "));
@@ -246,7 +248,7 @@ mod tests {
         scenarios.retain(|scenario| scenario.clients == 1);
         let results = run(scenarios);
         let mut text = String::new();
-        group(&mut text, 1, 1, results.iter());
+        group(&mut text, (1, 1, false), results.iter());
         assert!(text.lines().count() > 60);
         for line in text.lines() {
             assert!(

@@ -92,6 +92,12 @@ fn one<R: Rule>(scenario: &Scenario, seed: u64, rule: &mut R) -> Tally {
         },
     };
     let (mut first_refused, mut last_refused) = (None, plan.ends);
+    // Where a refused call may go: to every endpoint of the name, one after the other.
+    let tries = if scenario.one_name {
+        scenario.endpoints
+    } else {
+        1
+    };
     let mut arrivals = Vec::with_capacity(scenario.clients as usize);
     for second in 0..plan.length / SEC {
         // Each client calls once a second, at a time of its own in each.
@@ -106,8 +112,9 @@ fn one<R: Rule>(scenario: &Scenario, seed: u64, rule: &mut R) -> Tally {
             run.until(&mut world, now);
             let luck = Luck::of(seed, call);
             let draw = hash(seed.wrapping_add(call));
-            let endpoint = (draw >> 32) as usize % scenario.endpoints;
-            if run.arrive(&mut world, endpoint, now, luck, draw) {
+            let first = (draw >> 32) as usize % scenario.endpoints;
+            let endpoints = (first..first + tries).map(|n| n % scenario.endpoints);
+            if run.arrive(&mut world, endpoints, now, luck, draw) {
                 continue;
             }
             if now >= plan.begins && now < plan.first_ends {
@@ -173,20 +180,26 @@ impl<R: Rule> Run<'_, R> {
         }
     }
 
-    /// A call comes; whether it passes.
+    /// A call comes for the first of the endpoints, or those after it; whether it passes.
     fn arrive(
         &mut self,
         world: &mut World,
-        endpoint: usize,
+        mut endpoints: impl Iterator<Item = usize> + Clone,
         now: Time,
         luck: Luck,
         draw: u64,
     ) -> bool {
         let counts = now >= COUNTED_FROM;
         self.tally.calls += u64::from(counts);
-        let Some(ticket) = self.rule.admit(endpoint, now, draw) else {
-            let fate = world.call(endpoint, now, luck, false);
-            self.tally.wrong += u64::from(counts && fate.is_good());
+        let asked = endpoints.clone();
+        let admit = |endpoint| Some((endpoint, self.rule.admit(endpoint, now, draw)?));
+        let Some((endpoint, ticket)) = endpoints.find_map(admit) else {
+            // What the first one would have made of it.
+            let fate = asked
+                .into_iter()
+                .next()
+                .map(|endpoint| world.call(endpoint, now, luck, false));
+            self.tally.wrong += u64::from(counts && fate.is_some_and(|fate| fate.is_good()));
             return false;
         };
         let fate = world.call(endpoint, now, luck, true);

@@ -39,6 +39,9 @@ pub struct Scenario {
     pub clients: u32,
     /// Endpoints that they call, chosen anew for each call.
     pub endpoints: usize,
+    /// Whether they are addresses of one name: a call that one refuses goes to the next, and a rule that
+    /// knows of groups (Backstop's `max_open_share`) takes them for one.
+    pub one_name: bool,
     /// Endpoints that the outage concerns.
     pub failing: usize,
     /// The outage.
@@ -64,6 +67,11 @@ pub struct Plan {
 }
 
 impl Scenario {
+    /// The tables that it is in: clients, endpoints, whether they have one name.
+    pub fn group(&self) -> (u32, usize, bool) {
+        (self.clients, self.endpoints, self.one_name)
+    }
+
     /// The plan of a run.
     pub fn plan(&self, seed: u64) -> Plan {
         let mut luck = seed;
@@ -208,6 +216,7 @@ pub fn all() -> Vec<Scenario> {
                 name,
                 clients,
                 endpoints: 1,
+                one_name: false,
                 failing: 1,
                 shape,
                 patience,
@@ -217,7 +226,7 @@ pub fn all() -> Vec<Scenario> {
     }
     let refused = Shape::Once(Health::Refused(100), 60 * SEC);
     let errors = Shape::Once(Health::Errors(100, 100), 60 * SEC);
-    for clients in [30, 1000] {
+    for (clients, one_name) in [(30, false), (1000, false), (30, true), (1000, true)] {
         for (name, failing, shape) in [
             ("one of ten refuses, 60 s", 1, refused),
             ("one of ten answers 5xx, 60 s", 1, errors),
@@ -230,6 +239,7 @@ pub fn all() -> Vec<Scenario> {
                 name: name.to_owned(),
                 clients,
                 endpoints: 10,
+                one_name,
                 failing,
                 shape,
                 patience: PATIENCE,
@@ -248,7 +258,7 @@ mod tests {
     fn names_are_told_apart() {
         let mut names: Vec<_> = all()
             .into_iter()
-            .map(|scenario| (scenario.clients, scenario.endpoints, scenario.name))
+            .map(|scenario| (scenario.group(), scenario.name))
             .collect();
         let before = names.len();
         names.sort_unstable();

@@ -104,26 +104,21 @@ impl Agent {
         process::output(command.arg("--socket").arg(&self.socket).args(arguments))
     }
 
-    /// All destinations as the control socket answers them: length of the answer, bytes.
+    /// All destinations as the control socket answers them: JSON, behind the head of the answer.
     ///
     /// # Errors
     /// When they cannot be had.
-    pub fn destinations(&self) -> Result<usize> {
+    pub fn destinations(&self) -> Result<String> {
         let what = || format!("ask {} for all destinations", self.socket.display());
         let mut stream = UnixStream::connect(&self.socket).with_context(what)?;
         let request = "GET /v1/destinations HTTP/1.1\r\nHost: agent\r\nConnection: close\r\n\r\n";
         stream.write_all(request.as_bytes()).with_context(what)?;
-        let mut answer = Vec::new();
-        stream.read_to_end(&mut answer).with_context(what)?;
-        if !answer.starts_with(b"HTTP/1.1 200") {
-            let line = answer.split(|byte| *byte == b'\r').next();
-            bail!(
-                "{}: {:?}",
-                what(),
-                String::from_utf8_lossy(line.unwrap_or_default())
-            );
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).with_context(what)?;
+        if !answer.starts_with("HTTP/1.1 200") {
+            bail!("{}: {:?}", what(), answer.lines().next());
         }
-        Ok(answer.len())
+        Ok(answer)
     }
 
     /// Its metrics.

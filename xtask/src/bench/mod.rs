@@ -58,6 +58,8 @@ enum Part {
     Memory,
     /// From the failure that trips a breaker to the verdict in the kernel
     Reaction,
+    /// Processor time and reaction with 100,000 destinations, 1,000 of them open
+    Scale,
 }
 
 /// Measures and prints. Progress goes to standard error.
@@ -96,6 +98,7 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode> {
             Part::Cpu => parts::cpu::measure(&lab),
             Part::Memory => parts::memory::measure(&lab),
             Part::Reaction => parts::reaction::measure(&lab),
+            Part::Scale => parts::scale::measure(&lab),
         };
         eprintln!("measured {name} in {:.0} s", begun.elapsed().as_secs_f64());
         match measured {

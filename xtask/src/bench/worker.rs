@@ -57,6 +57,9 @@ fn obey(line: &str) -> Result<Vec<u64>> {
         ("allowed", [count, port]) => allowed(*count as usize, narrow(*port)?),
         ("refused", [count, port]) => refused(*count as usize, narrow(*port)?),
         ("pace", [rate, ms, port]) => pace(*rate, *ms, narrow(*port)?),
+        ("crowd", [count, rate, ms, failing, port]) => {
+            crowd(*count, *rate, *ms, *failing, narrow(*port)?)
+        }
         ("spread", [first, count, port]) => spread(*first, *count, narrow(*port)?),
         ("unanswered", [first, count, port]) => unanswered(*first, *count, narrow(*port)?),
         ("trips", [first, count, gap_us, port]) => trips(
@@ -148,6 +151,43 @@ fn pace(rate: u32, ms: u32, port: u16) -> Result<Vec<u64>> {
     }
 }
 
+/// `rate` calls a second for `ms`, each to one of `count` addresses of 127.0.0.0/8, in bursts of a
+/// millisecond. Of 1,000 calls `failing` send a request that the server resets; the others are a
+/// connect and a close. Answers how many there were, and how many failed.
+fn crowd(count: u32, rate: u32, ms: u32, failing: u32, port: u16) -> Result<Vec<u64>> {
+    let begun = Instant::now();
+    let end = Duration::from_millis(ms.into());
+    let (mut done, mut failed) = (0_u64, 0_u64);
+    loop {
+        let elapsed = begun.elapsed();
+        if elapsed >= end {
+            return Ok(vec![done, failed]);
+        }
+        let due = (u128::from(rate) * elapsed.as_micros() / 1_000_000) as u64;
+        let burst = due.saturating_sub(done).min(BATCH as u64);
+        for call in done..done + burst {
+            // Knuth's multiplicative hash: every address in turn, in no order.
+            let draw = call.wrapping_mul(2_654_435_761);
+            let number = (draw % u64::from(count)) as u32;
+            let socket = socket()?;
+            if connect(socket, &address(numbered(number), port)) == 0 {
+                // Where it fails is drawn apart from where it goes, else the same ones fail always.
+                if (draw >> 20) % 1000 < u64::from(failing) {
+                    send(socket, b"request");
+                    failed += 1;
+                }
+                // Closed with the request unread: a reset.
+                accept(1)?;
+            }
+            close(socket);
+        }
+        done += burst;
+        if burst < BATCH as u64 {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+}
+
 /// One connect to each of `count` addresses of 127.0.0.0/8; answers how many were established.
 fn spread(first: u32, count: u32, port: u16) -> Result<Vec<u64>> {
     let mut established = 0;
@@ -167,13 +207,10 @@ fn unanswered(first: u32, count: u32, port: u16) -> Result<Vec<u64>> {
     for number in first..first + count {
         let socket = socket()?;
         if connect(socket, &address(numbered(number), port)) == 0 {
-            let request = b"request";
-            let bytes = (request.as_ptr().cast(), request.len());
-            // SAFETY: the buffer is as long as is said.
-            let written = unsafe { libc::send(socket, bytes.0, bytes.1, libc::MSG_NOSIGNAL) };
+            let written = send(socket, b"request");
             // Closed with the request unread: a reset.
             accept(1)?;
-            sent += u64::from(written > 0);
+            sent += u64::from(written);
         }
         close(socket);
     }
@@ -241,6 +278,13 @@ fn connect(socket: libc::c_int, address: &libc::sockaddr_in) -> libc::c_int {
     }
     // SAFETY: the address of this thread's errno is always valid.
     unsafe { *libc::__errno_location() }
+}
+
+/// Whether anything was taken.
+fn send(socket: libc::c_int, request: &[u8]) -> bool {
+    let bytes = (request.as_ptr().cast(), request.len());
+    // SAFETY: the buffer is as long as is said.
+    unsafe { libc::send(socket, bytes.0, bytes.1, libc::MSG_NOSIGNAL) > 0 }
 }
 
 fn close(descriptor: libc::c_int) {

@@ -99,8 +99,8 @@ pub struct Backstop {
 }
 
 impl Backstop {
-    /// So many endpoints; all jitter comes from the seed.
-    pub fn new(endpoints: usize, seed: u64) -> Self {
+    /// So many endpoints, of one name or strangers to one another; all jitter comes from the seed.
+    pub fn new(endpoints: usize, one_name: bool, seed: u64) -> Self {
         let row = || Row {
             shadow: Shadow::default(),
             last_connect: 0,
@@ -114,8 +114,14 @@ impl Backstop {
             waiting: BTreeMap::new(),
             arrivals: Arrivals::default(),
         };
+        let (mut engine, mut actions) = (Engine::new(seed), Vec::new());
+        // All of them have been called before anything happens: the group is complete.
+        for row in (0..endpoints).map(id).filter(|_| one_name) {
+            let groups = &[1];
+            engine.handle(Event::Groups { row, groups }, Nanos(0), &mut actions);
+        }
         Self {
-            engine: Engine::new(seed),
+            engine,
             settings: Arc::new(BreakerSettings::default()),
             rows: (0..endpoints).map(|_| row()).collect(),
             news: BinaryHeap::new(),
@@ -124,7 +130,7 @@ impl Backstop {
             look_at: LOOK,
             traffic_at: TRAFFIC,
             failed_at: None,
-            actions: Vec::new(),
+            actions,
             transitions: 0,
         }
     }

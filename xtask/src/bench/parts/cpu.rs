@@ -52,12 +52,23 @@ fn load(lab: &Lab) -> Result<Load> {
 }
 
 fn usage_at(agent: &Agent, load: &mut Load, port: u16, what: &str) -> Result<Figure> {
+    let order = format!("pace {RATE} {} {port}", TIME.as_millis());
+    let (percent, note) = used_while(agent, || Ok(load.order(&order)?[0]))?;
+    Ok(Figure::new(what, percent, "% of a core").note(note))
+}
+
+/// Processor time of the agent in per cent of a core while `work` goes on, which says how many
+/// connects it made; and a note with their rate and the shares of threads.
+///
+/// # Errors
+/// When the agent is gone, or the work fails.
+pub fn used_while(agent: &Agent, work: impl FnOnce() -> Result<u64>) -> Result<(f64, String)> {
     let before = by_name(agent.pid())?;
     let begun = Instant::now();
-    let answer = load.order(&format!("pace {RATE} {} {port}", TIME.as_millis()))?;
+    let connects = work()?;
     let ns = begun.elapsed().as_nanos() as f64;
     let after = by_name(agent.pid())?;
-    let rate = answer[0] as f64 / (ns / 1e9);
+    let rate = connects as f64 / (ns / 1e9);
     let percent = |name: &str| {
         let used = after[name] - before.get(name).copied().unwrap_or(0);
         used as f64 / ns * 100.0
@@ -74,7 +85,7 @@ fn usage_at(agent: &Agent, load: &mut Load, port: u16, what: &str) -> Result<Fig
     if !share.is_empty() {
         note = format!("{note}; {}", share.join(", "));
     }
-    Ok(Figure::new(what, all, "% of a core").note(note))
+    Ok((all, note))
 }
 
 /// Time on a processor by name of thread; threads of one name together.

@@ -7,3 +7,4 @@ pub mod memory;
 pub mod programs;
 pub mod reaction;
 pub mod refused;
+pub mod scale;

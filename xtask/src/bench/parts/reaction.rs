@@ -22,7 +22,8 @@ const TRIPS: u32 = 1200;
 const GAP_US: u32 = 3000;
 /// Longer than the trips take.
 const LOAD_MS: u32 = 120_000;
-const NAME: &str = "backstop_reaction_seconds";
+/// The agent's histogram of it.
+pub const NAME: &str = "backstop_reaction_seconds";
 
 /// Measures it.
 ///
@@ -104,7 +105,7 @@ fn situation(
 
 /// The quantile of cumulative buckets, by straight lines between their bounds; the bound below for
 /// what lies beyond the last one.
-fn quantile(buckets: &[(f64, f64)], share: f64) -> f64 {
+pub fn quantile(buckets: &[(f64, f64)], share: f64) -> f64 {
     let rank = buckets.last().map_or(0.0, |(_, count)| count * share);
     let (mut low, mut below) = (0.0, 0.0);
     for (bound, up_to) in buckets {
