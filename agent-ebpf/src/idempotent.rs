@@ -238,8 +238,8 @@ unsafe fn still_refused(stamp: *mut Stamp, row: *mut Row, asked: *mut Asked) -> 
         let Some(retries) = maps::RETRIES.get_ptr_mut((*stamp).row) else {
             return PASS;
         };
-        let since = tick(bpf_ktime_get_ns()).wrapping_sub((*asked).refused);
-        if since < REFUSED_TICKS && may(stamp, row) == REFUSED {
+        let ends = (*asked).refused.wrapping_add(REFUSED_TICKS);
+        if is_to_come(ends, tick(bpf_ktime_get_ns())) && may(stamp, row) == REFUSED {
             // (The agent may have been unable to look.)
             tell(stamp, retries, (*asked).owner, 0, REFUSED);
             return DROP;
@@ -286,6 +286,9 @@ unsafe fn next(stamp: *mut Stamp, row: *mut Row, asked: *mut Asked, before: u32)
     // SAFETY: by the caller, map memory.
     unsafe {
         let index = (*stamp).row;
+        if (*stamp).pid == 0 {
+            return OTHER;
+        }
         let (Some(pace), Some(policy), Some(retries)) = (
             retries::pace_of(owner((*stamp).pid, index)),
             maps::RETRY_POLICIES.get_ptr((*row).settings.policy),
@@ -295,7 +298,7 @@ unsafe fn next(stamp: *mut Stamp, row: *mut Row, asked: *mut Asked, before: u32)
         };
         let repeated = (*asked).repeated;
         (*asked).repeated = 0;
-        if before == 0 || (*stamp).pid == 0 {
+        if before == 0 {
             return OTHER;
         }
         let is_same = hidden(u32::from(before == (*asked).sent)) != 0;
@@ -367,7 +370,8 @@ unsafe fn tell(
     unsafe {
         let now = bpf_ktime_get_ns();
         let told = (&raw const (*retries).told).read_volatile();
-        let is_news = method != 0 && (told == 0 || tick(now).wrapping_sub(told) > TOLD_EVERY);
+        let is_over = told == 0 || !is_to_come(told.wrapping_add(TOLD_EVERY), tick(now));
+        let is_news = method != 0 && is_over;
         let is_news = hidden(u32::from(is_news));
         // (A copy, lest the verifier comes back with each value of it.)
         let flags = hidden(match hidden(fate) {
