@@ -441,8 +441,9 @@ unsafe fn printed(skb: *mut __sk_buff, segment: &Segment) -> u64 {
         }
         let method = hidden(method::method(words[0]));
         let mut mix = method::mixed_all(0, &words);
-        if payload >= 2 * FIRST as u32 && method::goes_on(&words) {
-            if load(skb, at + FIRST as u32, to, FIRST as u32) != 0 {
+        if payload > FIRST as u32 && method::goes_on(&words) {
+            let rest = hidden(payload - FIRST as u32).min(FIRST as u32);
+            if load(skb, at + rest, to, FIRST as u32) != 0 {
                 return 0;
             }
             mix = method::mixed_all(mix, &words);
