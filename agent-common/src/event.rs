@@ -54,6 +54,10 @@ impl EventKind {
     pub const PROBE_ENDED: u32 = 4;
     /// Connects are being refused (at most one event a second and row).
     pub const REJECTED: u32 = 5;
+    /// A request that is not idempotent was repeated: `outcome` is its method ([`crate::method::method`]),
+    /// `seq` the socket's cookie. With [`EVENT_REFUSED`] its connection is to be ended. Else at most one
+    /// event a second and row.
+    pub const REPEATED: u32 = 6;
     /// Connects are being held (at most one event a second and row).
     pub const HELD: u32 = 7;
 }
@@ -77,6 +81,10 @@ pub const EVENT_LIMIT: u32 = 1 << 7;
 
 /// In a `HELD` event: a refusal of a task that was refused too often, not a retry that waits its turn.
 pub const EVENT_HELD_SPIN: u32 = 1 << 9;
+/// In a `REPEATED` event: the request has not left.
+pub const EVENT_REFUSED: u32 = 1 << 8;
+/// In a `REPEATED` event: nothing that is to be told; another one has.
+pub const EVENT_QUIET: u32 = 1 << 9;
 
 /// Established.
 pub const OUTCOME_ESTABLISHED: u32 = 1;

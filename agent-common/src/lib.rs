@@ -1,7 +1,7 @@
 //! The binary interface (ABI) between the kernel programs (`agent-ebpf`) and the agent (`agent`).
 //!
 //! Nothing else lives here, except arithmetic that both sides must do alike (the call window, the
-//! latency buckets, the retry budget, the pace of a program, the limits), so that the code that runs in the
+//! latency buckets, the retry budget, the pace of a program, the first bytes of requests, the limits), so that the code that runs in the
 //! kernel is property-tested natively.
 //!
 //! Rules for every shared type: `repr(C)`, fixed-width integers, no `bool`, `enum`, `Option` or
@@ -21,6 +21,7 @@ pub mod http;
 pub mod key;
 pub mod lent;
 pub mod limits;
+pub mod method;
 pub mod pace;
 pub mod ramp;
 pub mod request;

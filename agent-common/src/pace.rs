@@ -6,7 +6,7 @@
 
 use bytemuck::{Pod, Zeroable};
 
-use crate::layout;
+use crate::{layout, method::Habit};
 
 /// What is known of a process and a row. Approximate on purpose: two of them may share a place, and then
 /// the later one has it. Written by the process's own tasks.
@@ -21,9 +21,11 @@ pub struct Pace {
     pub good: Pauses,
     /// Pauses after a call that failed.
     pub failed: Pauses,
+    /// What it asks for then.
+    pub habit: Habit,
 }
 
-layout!(Pace, size 40, owner at 0, good at 8, failed at 24);
+layout!(Pace, size 48, owner at 0, good at 8, failed at 24, habit at 40);
 
 /// Pauses by length.
 pub type Pauses = [u64; 2];

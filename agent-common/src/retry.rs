@@ -87,6 +87,16 @@ pub struct Retries {
     pub nth: [u32; NTH],
     /// As `rejected_deadline`, where observe mode let them pass.
     pub would_deadline: u32,
+    /// Requests repeated that are not idempotent ([`crate::method`]), of any fate.
+    pub non_idempotent: u32,
+    /// Those of them that were refused.
+    pub refused: u32,
+    /// As `refused`, where observe mode let them pass.
+    pub would_refuse: u32,
+    /// Requests repeated on the connection on which they had failed, as `nth`.
+    pub live: [u32; NTH],
+    /// When an event last told of a request that is not idempotent ([`tick`]); 0: none did.
+    pub told: u32,
     /// Zero.
     pub reserved: u32,
 }
@@ -94,7 +104,7 @@ pub struct Retries {
 /// Entries of [`Retries::nth`].
 pub const NTH: usize = 4;
 
-layout!(Retries, size 136, begins at 0, epoch at 64, rejected_budget at 80, nth at 112);
+layout!(Retries, size 168, begins at 0, epoch at 64, rejected_budget at 80, nth at 112, live at 144);
 
 impl Retries {
     /// Retries that passed.
@@ -102,12 +112,30 @@ impl Retries {
         self.nth.iter().map(|&n| u64::from(n)).sum()
     }
 
+    /// Retries on connections that existed.
+    pub fn live_total(&self) -> u64 {
+        self.live.iter().map(|&n| u64::from(n)).sum()
+    }
+
+    /// All attempts of a row, given those that dialled, the connects that were established and the requests.
+    /// Where requests are retried on connections that exist, each request is an attempt, and so is a connect
+    /// that came to nothing.
+    pub fn all_attempts(&self, dialled: u64, established: u64, requests: u64) -> u64 {
+        if self.live_total() == 0 {
+            return dialled;
+        }
+        (dialled.saturating_sub(established) + requests).max(dialled + self.live_total())
+    }
+
     /// Operations by the number of attempts that they took, [`NTH`] + 1 and more together, given all
-    /// attempts of the row. Those under way count with the attempts that they have had.
+    /// attempts of the row ([`Retries::all_attempts`]). Those under way count with the attempts that they have
+    /// had.
     pub fn operations(&self, attempts: u64) -> [u64; NTH + 1] {
-        let mut at_least = [attempts.saturating_sub(self.total()); NTH + 1];
-        for (to, &nth) in at_least[1..].iter_mut().zip(&self.nth) {
-            *to = u64::from(nth);
+        let first = attempts.saturating_sub(self.total() + self.live_total());
+        let mut at_least = [first; NTH + 1];
+        let nth = self.nth.iter().zip(&self.live);
+        for (to, (&dialled, &live)) in at_least[1..].iter_mut().zip(nth) {
+            *to = u64::from(dialled) + u64::from(live);
         }
         // What the last entry holds may be several attempts of one operation.
         at_least[NTH] = at_least[NTH].min(at_least[NTH - 1]);
@@ -177,8 +205,9 @@ pub struct Task {
     pub in_doubt: u32,
     /// Calls refused by the budget since one passed.
     pub refusals: u32,
-    /// Zero.
-    pub reserved: u32,
+    /// Print of the request that has failed and that it may repeat, or [`crate::method::SOME`]; 0: none was
+    /// sent, or it is not known.
+    pub failed: u32,
 }
 
 layout!(Task, size 64, owner at 0, operation at 16, ended at 28, open at 48, refusals at 56);
@@ -375,6 +404,13 @@ mod tests {
         // Three of one attempt, one each of two and of four.
         retries.nth = [2, 1, 1, 0];
         assert_eq!(retries.operations(9), [3, 1, 0, 1, 0]);
+        assert_eq!(retries.all_attempts(9, 8, 500), 9);
+        // Two more of two attempts, on connections that had had 500 requests.
+        retries.live = [2, 0, 0, 0];
+        assert_eq!(retries.all_attempts(9, 8, 500), 501);
+        assert_eq!(retries.operations(501), [491, 3, 0, 1, 0]);
+        // Requests that nobody has seen.
+        assert_eq!(retries.all_attempts(9, 9, 0), 11);
     }
 
     /// Tasks of one process, and tasks of many rows, hardly ever share a place.

@@ -20,6 +20,8 @@ pub const ROW_CANARY: u32 = 1 << 1;
 pub const ROW_LIMITED: u32 = 1 << 2;
 /// Retries are told from fresh calls: the policy has a limit or a budget for them.
 pub const ROW_RETRIES: u32 = 1 << 3;
+/// With [`ROW_RETRIES`]: requests that are not idempotent are not let pass when they are repeated.
+pub const ROW_REFUSES: u32 = 1 << 4;
 /// The length of answers is followed, where they are HTTP/1 in the clear ([`crate::http`]).
 pub const ROW_LENGTHS: u32 = 1 << 8;
 /// As [`ROW_LENGTHS`], answers that come in chunks, too.

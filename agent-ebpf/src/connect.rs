@@ -32,7 +32,7 @@ use aya_ebpf::{
 use crate::{
     atomics,
     ends::{self, Change},
-    events, held,
+    events, held, idempotent,
     kernel::TcpSocket,
     limits,
     opaque::{hidden, hidden64},
@@ -311,6 +311,9 @@ fn judge(ctx: &SockAddrContext, addr: [u8; 16], ifindex: u32) -> i32 {
             }
         }
         (*stamp).flags = flags;
+        if flags & STAMP_WATCHED != 0 {
+            idempotent::dials(cookie, index, pid_tgid as u32);
+        }
         if operation & HELD != 0 {
             held::hold(ctx.as_ptr(), stamp, sk.user_timeout(), now);
         }
@@ -340,7 +343,10 @@ unsafe fn unfinished(ctx: &SockAddrContext, found: Found, now: u64) {
         match (*found.stamp).phase {
             PHASE_IDLE => {}
             // It failed, and is used again: the program knows.
-            PHASE_ENDED => retries::known(found.stamp, now, (*found.stamp).ended),
+            PHASE_ENDED => {
+                let cookie = bpf_get_socket_cookie(ctx.as_ptr());
+                retries::known(found.stamp, cookie, now, (*found.stamp).ended);
+            }
             // Its end was hidden from us; nothing is owed on a socket that connects anew.
             PHASE_OPEN => {
                 let change = Change {

@@ -19,7 +19,7 @@ use crate::{
     atomics, counted, events, maps,
     opaque::hidden64,
     outcome::{self, Window},
-    request,
+    request, retries,
 };
 
 const EPIPE: u32 = 32;
@@ -131,6 +131,7 @@ pub unsafe fn answered(stamp: *mut Stamp, row: *mut Row, answered: Answered) {
         if is_failed {
             atomics::add(&raw mut (*row).exchange_status, 1);
             (*stamp).ended = ENDED_UNANSWERED;
+            retries::answered_badly(row, now);
         }
         if is_slow {
             atomics::add(&raw mut (*row).slow_calls, 1);

@@ -25,7 +25,15 @@ pub const EMPTY: Event = Event {
 /// Sends an event.
 #[inline(always)]
 pub fn send(event: &Event) {
-    if maps::EVENTS.output::<Event>(event, 0).is_err() {
+    try_send(event);
+}
+
+/// Sends an event; whether there was room for it.
+#[inline(always)]
+pub fn try_send(event: &Event) -> bool {
+    let is_sent = maps::EVENTS.output::<Event>(event, 0).is_ok();
+    if !is_sent {
         rows::count(|c| unsafe { &raw mut (*c).lost_events });
     }
+    is_sent
 }

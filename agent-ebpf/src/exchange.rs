@@ -33,7 +33,7 @@ use aya_ebpf::{
 use crate::{
     answers, atomics, begin, body, counted,
     ends::{self, Answered, answered, ended},
-    head, held,
+    head, held, idempotent,
     opaque::{hidden, hidden64},
     outcome, request, retries,
     segment::{self, Segment},
@@ -60,12 +60,13 @@ pub fn sent(ctx: SkBuffContext) -> i32 {
         if segment.is_syn && held::any() && held::syn(bpf_get_socket_cookie(ctx.as_ptr())) != PASS {
             return DROP;
         }
+        let mut verdict = PASS;
         if segment.payload != 0
             && let Some(stamp) = stamp_of(&ctx)
         {
             match (*stamp).phase {
                 PHASE_OPEN if !segment.is_syn => {
-                    let flags = out(&ctx, stamp, segment);
+                    let flags = out(&ctx, stamp, segment, &mut verdict);
                     // Here, where the verifier knows least, for it costs it much.
                     request::begins(ctx.skb.skb, stamp, &segment, flags);
                 }
@@ -73,8 +74,8 @@ pub fn sent(ctx: SkBuffContext) -> i32 {
                 _ => {}
             }
         }
+        verdict
     }
-    PASS
 }
 
 /// Payload coming in.
@@ -106,9 +107,10 @@ unsafe fn stamp_of(ctx: &SkBuffContext) -> Option<*mut Stamp> {
     }
 }
 
-/// Payload beyond what was sent before? Returns the flags of the row if an exchange begins with it, else 0.
+/// Payload beyond what was sent before? Returns the flags of the row if an exchange begins with it, else 0;
+/// `verdict` becomes [`DROP`] where it is not to leave.
 #[inline(always)]
-unsafe fn out(ctx: &SkBuffContext, stamp: *mut Stamp, segment: Segment) -> u32 {
+unsafe fn out(ctx: &SkBuffContext, stamp: *mut Stamp, segment: Segment, verdict: &mut i32) -> u32 {
     // SAFETY: by the caller, map memory.
     unsafe {
         let protocol = (*stamp).protocol;
@@ -241,6 +243,12 @@ unsafe fn out(ctx: &SkBuffContext, stamp: *mut Stamp, segment: Segment) -> u32 {
         };
         if number != 0 && retries::is_wanted(stamp, row, number, now) {
             retries::kept(stamp, row, now);
+        }
+        if idempotent::matters(stamp, row, now) && idempotent::asks(ctx.skb.skb, stamp, row) != PASS
+        {
+            (*stamp).out_end = begin_seq;
+            *verdict = DROP;
+            return 0;
         }
         let verdict = Verdict::unpack(atomics::load(&raw const (*row).verdict));
         (*stamp).generation = verdict.generation;

@@ -23,6 +23,7 @@ mod exchange;
 mod follow;
 mod head;
 mod held;
+mod idempotent;
 mod keepalive;
 mod kernel;
 mod limits;

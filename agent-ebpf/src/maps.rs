@@ -10,6 +10,7 @@ use agent_common::{
     histogram::Histogram,
     key::ManualKey,
     lent::LENT_MOST,
+    method::{ASKED_SLOTS, Asked},
     pace::{PACE_SLOTS, Pace},
     retry::{TASK_SLOTS, Task},
     spin::{SPIN_SLOTS, Spin},
@@ -98,7 +99,7 @@ pub static RECENTLY_ESTABLISHED: Array<u64> = Array::with_max_entries(RECENT_SLO
 pub const RECENT_SLOTS: u32 = 4096;
 
 /// Budget and counters of retries, an entry for each row. Written by the kernel, but where said. Mapped,
-/// 136 bytes an entry.
+/// 168 bytes an entry.
 #[map]
 pub static RETRIES: Array<Retries> = Array::with_max_entries(17, BPF_F_MMAPABLE);
 
@@ -120,10 +121,15 @@ pub static TASKS: Array<Task> = Array::with_max_entries(TASK_SLOTS, 0);
 #[map]
 pub static SPINS: Array<Spin> = Array::with_max_entries(SPIN_SLOTS, 0);
 
-/// How soon processes call again, at the place that process and row name. Written by the kernel. 40
+/// How soon processes call again, at the place that process and row name. Written by the kernel. 48
 /// bytes an entry.
 #[map]
 pub static PACES: Array<Pace> = Array::with_max_entries(PACE_SLOTS, 0);
+
+/// What is known of the requests of connections, at the place that the socket's cookie names. Written by the
+/// kernel. 24 bytes an entry.
+#[map]
+pub static ASKED: Array<Asked> = Array::with_max_entries(ASKED_SLOTS, 0);
 
 /// Failures and state changes for the agent. `ring_bytes`.
 #[map]

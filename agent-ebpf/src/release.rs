@@ -50,13 +50,13 @@ pub fn release(ctx: SockContext) -> i32 {
             || (limits::count(stamp) && !kernel::tells_of_context(ctx.sock));
         match (*stamp).phase {
             PHASE_IDLE => {}
-            PHASE_ENDED => retries::known(stamp, bpf_ktime_get_ns(), (*stamp).ended),
+            PHASE_ENDED => retries::known(stamp, cookie, bpf_ktime_get_ns(), (*stamp).ended),
             // Open: it ends when the kernel closes it, in a moment, if it is not closed already; or
             // here, where nobody will tell.
             PHASE_OPEN => {
                 let state = (*ctx.sock).state;
                 if state != TCP_CLOSE && !is_untold {
-                    closes_open(stamp);
+                    closes_open(stamp, cookie);
                     (*stamp).released = 1;
                     return 1;
                 }
@@ -74,7 +74,7 @@ pub fn release(ctx: SockContext) -> i32 {
                 let now = bpf_ktime_get_ns();
                 ends::closing(stamp, now, &change);
                 limits::over(stamp);
-                retries::known(stamp, now, (*stamp).ended);
+                retries::known(stamp, cookie, now, (*stamp).ended);
             }
             PHASE_STAMPED => {
                 held::ended(stamp);
@@ -93,13 +93,13 @@ pub fn release(ctx: SockContext) -> i32 {
                 let now = bpf_ktime_get_ns();
                 held::ended(stamp);
                 outcome::closed(stamp, now, error, exiting);
-                retries::known(stamp, now, (*stamp).ended);
+                retries::known(stamp, cookie, now, (*stamp).ended);
             }
             // Pending: it ends when the kernel closes it, in a moment.
             _ => {
                 let now = bpf_ktime_get_ns();
                 if outcome::gave_up(stamp, now) && !kernel::current_is_exiting() {
-                    retries::known(stamp, now, ENDED_UNCONNECTED);
+                    retries::known(stamp, cookie, now, ENDED_UNCONNECTED);
                 }
                 (*stamp).released = 1;
                 return 1;
@@ -112,7 +112,7 @@ pub fn release(ctx: SockContext) -> i32 {
 
 /// The program closes an open connection: what it knows by then.
 #[inline(always)]
-unsafe fn closes_open(stamp: *mut Stamp) {
+unsafe fn closes_open(stamp: *mut Stamp, cookie: u64) {
     // SAFETY: by the caller, map memory.
     unsafe {
         let word = (&raw const (*stamp).request).read_volatile();
@@ -142,6 +142,6 @@ unsafe fn closes_open(stamp: *mut Stamp) {
             }
             ENDED_UNANSWERED
         };
-        retries::known(stamp, now, ended);
+        retries::known(stamp, cookie, now, ended);
     }
 }

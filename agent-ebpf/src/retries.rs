@@ -7,7 +7,7 @@
 use agent_common::{
     Mode, NANOS_PER_MS, OTHER_ROW, Retries, RetrySettings, Row, Stamp, Verdict,
     budget::{self, Cells, Counts},
-    pace::{self, PACE_SLOTS},
+    pace::{self, PACE_SLOTS, Pace},
     retry::{
         ENDED_UNCONNECTED, ENDED_WELL, HELD, MOST_REFUSALS, NO_LIMIT, NTH, SAMPLE_TICKS, SELDOM_NS,
         TASK_SLOTS, Task, age_ns, fresh, is_in_time, is_new_second, is_to_come, operation_begin_ns,
@@ -19,7 +19,7 @@ use agent_common::{
 use aya_ebpf::helpers::generated::bpf_get_current_pid_tgid;
 
 use crate::{
-    atomics, held, maps,
+    atomics, held, idempotent, maps,
     opaque::{hidden, hidden64},
     outcome,
 };
@@ -212,7 +212,22 @@ unsafe fn claim(task: *mut Task, caller: u64, row: *mut Row) {
         (*task).open = 0;
         (*task).in_doubt = 0;
         (*task).refusals = 0;
+        (*task).failed = 0;
     }
+}
+
+/// What is known of a process and a row.
+#[inline(always)]
+pub unsafe fn pace_of(process: u64) -> Option<*mut Pace> {
+    let pace = maps::PACES.get_ptr_mut(place(process, PACE_SLOTS))?;
+    // SAFETY: map memory.
+    unsafe {
+        if (*pace).owner != process {
+            *pace = bytemuck::Zeroable::zeroed();
+            (*pace).owner = process;
+        }
+    }
+    Some(pace)
 }
 
 /// A task connects again: the operation that it continues and has failed, 0: none.
@@ -232,14 +247,9 @@ unsafe fn again(
             return 0;
         }
         let pause_ns = now.saturating_sub(last_ns);
-        let process = owner(pid, (*task).owner as u32);
-        let Some(pace) = maps::PACES.get_ptr_mut(place(process, PACE_SLOTS)) else {
+        let Some(pace) = pace_of(owner(pid, (*task).owner as u32)) else {
             return 0;
         };
-        if (*pace).owner != process {
-            *pace = bytemuck::Zeroable::zeroed();
-            (*pace).owner = process;
-        }
         let bucket = hidden(pace::bucket(pause_ns));
         if (*task).ended == ENDED_WELL {
             (*pace).good = pace::with((*pace).good, bucket);
@@ -265,6 +275,7 @@ unsafe fn again(
             (*task).ended = ENDED_WELL;
             (*task).pending = 0;
             (*task).retried_ns = 0;
+            (*task).failed = 0;
             return 0;
         }
         let (first, _, _) = unpack_operation((*task).operation);
@@ -278,11 +289,16 @@ unsafe fn again(
         let is_over = age_ns > most_ns
             || Verdict::unpack(atomics::load(&raw const (*row).verdict)).generation
                 != (*task).generation;
-        if is_over || is_soon == 0 {
+        let moves_on = (*pace).habit.moves_on();
+        if is_over || is_soon == 0 || moves_on {
             (*task).ended = ENDED_WELL;
             (*task).pending = 0;
             (*task).retried_ns = 0;
             (*task).refusals = 0;
+            // Who moves on may have changed its habit: what it asks for is still compared.
+            if is_over || is_soon == 0 {
+                (*task).failed = 0;
+            }
             return 0;
         }
         // (0 says that there was none.)
@@ -320,6 +336,7 @@ unsafe fn allowed(
             if is_anew {
                 (*task).ended = ENDED_WELL;
                 (*task).pending = 0;
+                (*task).failed = 0;
                 return fresh(now);
             }
             if mode != Mode::OFF {
@@ -451,12 +468,12 @@ unsafe fn answers(row: *mut Row, retries: *mut Retries, ended: u32) -> u32 {
     }
 }
 
-/// The current task closes a socket and so knows how its connection ended (`ENDED_`).
+/// The current task closes a socket (with this cookie) and so knows how its connection ended (`ENDED_`).
 ///
 /// # Safety
 /// `stamp` must be the socket's, and the program run for the task that closes it.
 #[inline(never)]
-pub unsafe fn known(stamp: *mut Stamp, now: u64, ended: u32) {
+pub unsafe fn known(stamp: *mut Stamp, cookie: u64, now: u64, ended: u32) {
     // SAFETY: by contract, map memory.
     unsafe {
         let is_watched = (*stamp).flags & STAMP_WATCHED != 0;
@@ -494,12 +511,16 @@ pub unsafe fn known(stamp: *mut Stamp, now: u64, ended: u32) {
                 (*task).ended = ENDED_WELL;
                 (*task).retried_ns = 0;
                 (*task).last_ns = now;
+                (*task).failed = 0;
             }
             watch(row, now, SAMPLE_TICKS);
             return;
         }
         (*task).ended = ended;
         (*task).pending += 1;
+        let failed = idempotent::failed(stamp, cookie, ended);
+        // Of several, it may retry any.
+        (*task).failed = if (*task).pending == 1 { failed } else { 0 };
         (*task).last_ns = now;
         (*task).operation = if (*stamp).operation == 0 || number > MOST_GREETINGS {
             // An adopted connection; or one that has served others meanwhile, whose operation is over.
@@ -511,6 +532,22 @@ pub unsafe fn known(stamp: *mut Stamp, now: u64, ended: u32) {
         let verdict = Verdict::unpack(atomics::load(&raw const (*row).verdict));
         (*task).generation = verdict.generation;
         watch(row, now, tick((*policy).window_ns) + 1);
+    }
+}
+
+/// An answer says that the server failed: what is asked for next may be the same.
+///
+/// # Safety
+/// `row` must be map memory.
+#[inline(never)]
+pub unsafe fn answered_badly(row: *mut Row, now: u64) {
+    // SAFETY: by contract, map memory.
+    unsafe {
+        if (*row).settings.flags & ROW_RETRIES != 0
+            && let Some(policy) = maps::RETRY_POLICIES.get_ptr((*row).settings.policy)
+        {
+            watch(row, now, tick((*policy).window_ns) + 1);
+        }
     }
 }
 
@@ -546,14 +583,9 @@ pub unsafe fn kept(stamp: *mut Stamp, row: *mut Row, now: u64) {
         if (*stamp).ended != ENDED_WELL || index == OTHER_ROW || flags & ROW_RETRIES == 0 {
             return;
         }
-        let process = owner((*stamp).pid, index);
-        let Some(pace) = maps::PACES.get_ptr_mut(place(process, PACE_SLOTS)) else {
+        let Some(pace) = pace_of(owner((*stamp).pid, index)) else {
             return;
         };
-        if (*pace).owner != process {
-            *pace = bytemuck::Zeroable::zeroed();
-            (*pace).owner = process;
-        }
         let pause_ns = now.saturating_sub((*stamp).answered_ns);
         (*pace).good = pace::with((*pace).good, hidden(pace::bucket(pause_ns)));
     }

@@ -6,6 +6,7 @@ operation, `failed` the operations that ended badly.
 
 import asyncio
 import http.client
+import itertools
 import json
 import queue
 import random
@@ -27,12 +28,12 @@ def count(**what):
             counts[key] += number
 
 
-def ask():
+def ask(path=url.path or "/"):
     """One attempt; true when it went well."""
     count(made=1, calls=1)
     connection = http.client.HTTPConnection(*address, timeout=5)
     try:
-        connection.request("GET", url.path or "/")
+        connection.request("GET", path)
         answer = connection.getresponse()
         answer.read()
         return answer.status < 500
@@ -122,10 +123,11 @@ def crawl(workers, seconds, pause):
     """Workers with work of their own, which pause with what they got, and take up the next at once when a
     call fails."""
     end = time.monotonic() + seconds
+    items = itertools.count()
 
     def work():
         while time.monotonic() < end:
-            if ask():
+            if ask(f"/items/{next(items)}"):
                 time.sleep(pause + random.random() * pause)
 
     pool = [threading.Thread(target=work) for _ in range(workers)]

@@ -125,7 +125,8 @@ fn never_retries(how: &str, percent: u64) {
     assert_eq!(told["retries"], 0);
     let row = scene.row();
     assert_eq!(row["attempts"], told["made"], "{row:#}");
-    let (retries, calls) = (number(&row["retry"]["retries"]), number(&told["calls"]));
+    let retries = number(&row["retry"]["retries"]) + number(&row["retry"]["live"]);
+    let calls = number(&told["calls"]);
     println!("{how}, {percent} % fail: {retries} of {calls} taken for retries");
     assert!(retries * 100 <= calls, "{retries} of {calls}");
     assert_eq!(row["rejected"]["retry_limit"], 0, "{row:#}");
@@ -184,7 +185,7 @@ cases! { is_seen_to_retry:
     a_thread_for_each_that_waits = "thread_each 300 0.005 2 0.05" at 30;
 }
 
-/// Its next call after a failure looks like a retry; but it does not lose the others for that.
+/// Its next call after a failure comes as soon as a retry would; but it asks for something else.
 #[test]
 fn a_program_that_takes_up_other_work_at_once_loses_few_calls() {
     let scene = Scene::new(NO_BREAKER);
@@ -192,9 +193,12 @@ fn a_program_that_takes_up_other_work_at_once_loses_few_calls() {
     let told = scene.run("crawl 16 6 0.02");
     let row = scene.row();
     let refused = number(&row["rejected"]["retry_budget"]);
-    println!("{refused} of {} calls refused", told["calls"]);
+    println!(
+        "{refused} of {} calls refused, {} taken for retries",
+        told["calls"], row["retry"]["retries"]
+    );
     assert!(number(&told["calls"]) > 500, "{told}");
-    assert!(refused * 10 <= number(&told["calls"]), "{told}: {row:#}");
+    assert!(refused * 100 <= number(&told["calls"]), "{told}: {row:#}");
     assert_eq!(row["rejected"]["retry_limit"], 0, "{row:#}");
 }
 

@@ -43,6 +43,11 @@ fn whose(event: &Event) -> (Option<&str>, Option<&str>) {
             workload,
             ..
         }
+        | Event::NonIdempotent {
+            destination,
+            workload,
+            ..
+        }
         | Event::Held {
             destination,
             workload,
@@ -190,6 +195,20 @@ fn what(record: &EventRecord) -> String {
         } => format!(
             "{} connections ended by on_open = {on_open}",
             count(*connections)
+        ),
+        Event::NonIdempotent {
+            method,
+            refused,
+            count: requests,
+            pid,
+            comm,
+            mode,
+            ..
+        } => format!(
+            "{}{} repeated after a failure ({method}), {}, {comm}[{pid}]",
+            if *refused { would(*mode) } else { "" },
+            count(*requests),
+            if *refused { "refused" } else { "let pass" },
         ),
         Event::Held {
             reason,

@@ -200,6 +200,7 @@ fn is_firing(event: &Event) -> bool {
         event,
         Event::Timeout { .. }
             | Event::Rejected { .. }
+            | Event::NonIdempotent { .. }
             | Event::Held { .. }
             | Event::RetryBudget { .. }
     )
@@ -306,6 +307,23 @@ fn log(record: &EventRecord) {
             %destination, %workload,
             "the breaker is open: {connections} connections ended (on_open = {on_open})"
         ),
+        Event::NonIdempotent {
+            destination,
+            workload,
+            method,
+            refused,
+            count,
+            pid,
+            comm,
+            mode,
+            ..
+        } => {
+            let fate = if *refused { "refused" } else { "let pass" };
+            tracing::warn!(
+                %destination, %workload, pid, comm,
+                "{method} repeated after a failure and {fate}, {count} such since the last line ({mode})"
+            );
+        }
         Event::Held {
             destination,
             workload,

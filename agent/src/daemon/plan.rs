@@ -7,8 +7,8 @@ use agent_common::{
     budget::{NO_BUDGET, WHOLE_PPM, epoch_scale},
     retry::NO_LIMIT,
     row::{
-        FAIL_5XX, FAIL_LISTED, ROW_CHUNKS, ROW_LENGTHS, ROW_LIMITED, ROW_PROTECTED, ROW_REQUESTS,
-        ROW_RETRIES,
+        FAIL_5XX, FAIL_LISTED, ROW_CHUNKS, ROW_LENGTHS, ROW_LIMITED, ROW_PROTECTED, ROW_REFUSES,
+        ROW_REQUESTS, ROW_RETRIES,
     },
     syn::first_timeout_ticks,
 };
@@ -202,7 +202,11 @@ fn kernel_settings(policy: &Policy, index: u32, ticks: Ticks) -> Settings {
         probe_limit: policy.breaker.probes,
         policy: index,
         flags: limited
-            | if policy.retry.enabled { ROW_RETRIES } else { 0 }
+            | match (policy.retry.enabled, policy.retry.refuse_non_idempotent) {
+                (false, _) => 0,
+                (true, false) => ROW_RETRIES,
+                (true, true) => ROW_RETRIES | ROW_REFUSES,
+            }
             | match wait_limits(policy) {
                 WaitLimits { stall: None, .. } => 0,
                 WaitLimits {

@@ -18,8 +18,8 @@ use std::{
 use agent_common::{
     Event as KernelEvent, EventKind, OTHER_ROW, Verdict,
     event::{
-        EVENT_EXCHANGE, EVENT_RETRY_LIMIT, OUTCOME_ABANDONED, OUTCOME_ESTABLISHED, OUTCOME_LOCAL,
-        OUTCOME_RESPONSE,
+        EVENT_EXCHANGE, EVENT_QUIET, EVENT_REFUSED, EVENT_RETRY_LIMIT, OUTCOME_ABANDONED,
+        OUTCOME_ESTABLISHED, OUTCOME_LOCAL, OUTCOME_RESPONSE,
     },
     row::ROW_PROTECTED,
     verdict::{STATE_CLOSED, STATE_FORCED_CLOSED, STATE_FORCED_OPEN, unpack_probe_slots},
@@ -410,6 +410,15 @@ impl Worker {
                     self.known(row);
                 }
                 self.notify(Notice::Kernel(*event));
+            }
+            EventKind::REPEATED => {
+                if event.flags & EVENT_REFUSED != 0 {
+                    // A thread that is gone is noticed by whoever runs the loop.
+                    let _ = self.drains.send(Drain::Refused(row, event.seq));
+                }
+                if event.flags & EVENT_QUIET == 0 {
+                    self.notify(Notice::Kernel(*event));
+                }
             }
             EventKind::REJECTED => {
                 if event.flags & EVENT_RETRY_LIMIT != 0 {

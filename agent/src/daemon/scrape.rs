@@ -36,6 +36,7 @@ pub async fn text(node: &mut Node) -> Result<String> {
         };
         let (connects, responses) = (buckets(row.histogram), buckets(row.response_histogram));
         let retries = node.table.retries(id.index);
+        let all = retries.all_attempts(row.attempts, row.established, row.requests);
         rows.add(&RowMetrics {
             destination: view::destination(id, &row),
             workload: view::workload(id, &row, &mut node.names),
@@ -54,8 +55,11 @@ pub async fn text(node: &mut Node) -> Result<String> {
             connections: u64::from(row.live()),
             held: view::held(&retries),
             retries: retries.total(),
+            live_retries: retries.live_total(),
+            non_idempotent: view::non_idempotent(&retries),
+            operation_attempts: all,
             budget_tokens: view::tokens(&node.plan, &row, retries, clock::now()),
-            operations: retries.operations(row.attempts),
+            operations: retries.operations(all),
             timeouts: view::firings(&row),
             transitions: node.tally.transitions(id),
             connect: Latencies {

@@ -254,6 +254,7 @@ impl Node {
             }
             self.evictions.give_up(&mut self.kernel, &leaving)?;
             for row in &rows {
+                self.repeated.remove(row);
                 self.tally.forget(*row);
                 self.naming.forget(*row);
                 self.orders.forget(*row);

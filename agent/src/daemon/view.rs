@@ -166,14 +166,18 @@ impl Viewer<'_> {
     #[expect(clippy::cast_precision_loss, reason = "only shown")]
     fn retry(&self, row: &KernelRow, retries: Retries) -> Retry {
         let (retried, attempts) = (retries.total(), row.attempts);
-        let operations = retries.operations(attempts);
+        let live = retries.live_total();
+        let all = retries.all_attempts(attempts, row.established, row.requests);
         Retry {
             retries: retried,
             ratio: share(retried, attempts).min(1.0),
             budget_tokens: tokens(self.plan, row, retries, self.now).unwrap_or(0) as f64,
-            non_idempotent: 0,
-            amplification: share(attempts, attempts.saturating_sub(retried)),
-            operations,
+            non_idempotent: u64::from(retries.non_idempotent),
+            amplification: share(all, all.saturating_sub(retried + live)),
+            operations: retries.operations(all),
+            live,
+            non_idempotent_refused: u64::from(retries.refused),
+            non_idempotent_would_refuse: u64::from(retries.would_refuse),
         }
     }
 
@@ -378,6 +382,13 @@ pub fn would_reject(row: &KernelRow, retries: &Retries) -> Rejections {
         deadline: u64::from(retries.would_deadline),
         limit: row.would_reject_limit,
     }
+}
+
+/// Retries of requests that are not idempotent: passed, refused, and such as observe mode let pass.
+pub fn non_idempotent(retries: &Retries) -> [u64; 3] {
+    let not_let_pass = retries.refused + retries.would_refuse;
+    let passed = retries.non_idempotent.saturating_sub(not_let_pass);
+    [passed, retries.refused, retries.would_refuse].map(u64::from)
 }
 
 /// Retries that a row's budget still allows; `None`: it has none.

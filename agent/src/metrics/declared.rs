@@ -70,10 +70,14 @@ metrics! {
         "Connects that were made to wait, by reason: backoff before a retry, or a task that spins.";
     Counter row RETRIES = "retries_total" []:
         "Connects that were retries of one that had failed.";
+    Counter row LIVE_RETRIES = "live_retries_total" []:
+        "Requests of HTTP/1 in the clear that were repeated on the connection on which they had failed.";
+    Counter row NON_IDEMPOTENT = "non_idempotent_total" ["result"]:
+        "Retries of requests that are not idempotent, by result: passed, refused, or would_refuse in observe mode.";
     Gauge row RETRY_BUDGET = "retry_budget_tokens" []:
         "Retries that the budget still allows; absent without a budget.";
     Histogram row OPERATION_ATTEMPTS = "operation_attempts" []:
-        "Connects for each operation: 1 where nothing was retried.";
+        "Attempts for each operation: 1 where nothing was retried.";
     Counter row TIMEOUTS = "timeouts_total" ["kind"]:
         "Calls ended by a timeout of Backstop, by timeout.";
     Gauge row BREAKER_STATE = "breaker_state" ["state"]:

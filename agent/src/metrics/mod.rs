@@ -106,6 +106,12 @@ pub struct RowMetrics {
     pub held: Held,
     /// Attempts that were retries.
     pub retries: u64,
+    /// Retries on connections that existed.
+    pub live_retries: u64,
+    /// Retries of requests that are not idempotent: passed, refused, and such as observe mode let pass.
+    pub non_idempotent: [u64; 3],
+    /// Attempts of all operations: connects, or requests where those are retried on connections that exist.
+    pub operation_attempts: u64,
     /// Retries that the budget still allows; `None`: there is no budget.
     pub budget_tokens: Option<u64>,
     /// Operations that took one attempt, two, three, four, and more.

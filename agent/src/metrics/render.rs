@@ -114,6 +114,9 @@ struct Series {
     held: BTreeMap<&'static str, u64>,
     transitions: BTreeMap<(State, State, ReasonKind), u64>,
     retries: u64,
+    live_retries: u64,
+    non_idempotent: [u64; 3],
+    operation_attempts: u64,
     budget_tokens: Option<u64>,
     operations: [u64; 5],
     connect: Cumulative,
@@ -165,12 +168,17 @@ impl Series {
             (&mut self.abandoned, row.abandoned),
             (&mut self.throttled, row.throttled),
             (&mut self.retries, row.retries),
+            (&mut self.live_retries, row.live_retries),
+            (&mut self.operation_attempts, row.operation_attempts),
             (&mut self.connections, row.connections),
         ] {
             *sum = sum.saturating_add(count);
         }
         let outcomes = self.would_reject_outcomes.iter_mut();
         for (sum, count) in outcomes.zip(row.would_reject_outcomes) {
+            *sum = sum.saturating_add(count);
+        }
+        for (sum, count) in self.non_idempotent.iter_mut().zip(row.non_idempotent) {
             *sum = sum.saturating_add(count);
         }
         let of = row.possible;
@@ -224,10 +232,15 @@ impl Series {
         page.number(declared::ABANDONED, &row, &[], self.abandoned);
         page.number(declared::THROTTLED, &row, &[], self.throttled);
         page.number(declared::RETRIES, &row, &[], self.retries);
+        page.number(declared::LIVE_RETRIES, &row, &[], self.live_retries);
+        let results = ["passed", "refused", "would_refuse"];
+        for (word, count) in results.into_iter().zip(self.non_idempotent) {
+            page.number(declared::NON_IDEMPOTENT, &row, &[word], count);
+        }
         if let Some(tokens) = self.budget_tokens {
             page.number(declared::RETRY_BUDGET, &row, &[], tokens);
         }
-        page.operations(&row, &self.operations, self.attempts);
+        page.operations(&row, &self.operations, self.operation_attempts);
         page.number(declared::CONNECTIONS, &row, &[], self.connections);
         // Of interest in observe mode only.
         if self.would_reject_outcomes != [0; 2] {

@@ -193,9 +193,6 @@ fn inert(policy: &Policy, protected: bool, key: &str, value: &str) -> Option<&'s
     if value == OFF {
         return None;
     }
-    if !super::warnings::is_acted_upon(key, value) {
-        return Some("not in this version");
-    }
     if key.starts_with("breaker.") && !policy.breaker.enabled {
         return Some("the breaker is off");
     }

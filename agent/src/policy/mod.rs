@@ -4,7 +4,7 @@
 //! [`parse_str`]: either a [`Config`] whose every value is typed and in range, or a [`ConfigError`]
 //! with every problem in the file. [`Config::resolve`] says which policy is for a connection and
 //! why, [`Config::explain`] the same at length, [`Config::kernel_entries`] tells it to the kernel, [`diff`] tells what a reload
-//! changed, [`Config::warnings`] what is accepted but not yet acted upon, and [`Config::to_toml`]
+//! changed, [`Config::warnings`] what is accepted but cannot be had, and [`Config::to_toml`]
 //! writes the whole as a file.
 //!
 //! Defaults are written once, in `config/default.toml`, which is compiled in. Any other file is

@@ -1,59 +1,16 @@
-//! What a file asks for that this version accepts but does not do.
-
-use std::collections::BTreeMap;
+//! What a file asks for that cannot be had.
 
 use super::{
-    model::{Config, Policy},
+    model::Config,
     pattern::{DestinationPattern, Target},
-    settings::OFF,
 };
 
-/// Settings that are read and checked only, if they are not "off". Entries come off this list as the parts
-/// are built.
-pub(super) const NOT_ENFORCED: &[&str] = &["retry.refuse_non_idempotent"];
-
-/// Whether this version does what a setting of this value says.
-pub(super) fn is_acted_upon(key: &str, value: &str) -> bool {
-    value == OFF || !NOT_ENFORCED.contains(&key)
-}
-
 impl Config {
-    /// What the file asks for and this version does not do, one line each.
+    /// What the file asks for and cannot have, one line each.
     pub fn warnings(&self) -> Vec<String> {
-        let built_in: BTreeMap<_, _> = super::built_in().defaults.settings().into_iter().collect();
-        let defaults: BTreeMap<_, _> = self.defaults.settings().into_iter().collect();
         let mut warnings = Vec::new();
-
-        let inert = |key: &str, value: &str| {
-            value == OFF || built_in.get(key).is_some_and(|built_in| built_in == value)
-        };
-        warn(&mut warnings, "defaults", &self.defaults, inert);
-        for policy in &self.policies {
-            let scope = format!("policy {:?}", policy.name);
-            // What a policy has from the defaults was said there.
-            warn(&mut warnings, &scope, policy, |key, value| {
-                inert(key, value) || defaults.get(key).is_some_and(|default| default == value)
-            });
-        }
         warn_names(&mut warnings, "protected", &self.protected);
         warnings
-    }
-}
-
-fn warn(
-    warnings: &mut Vec<String>,
-    scope: &str,
-    policy: &Policy,
-    inert: impl Fn(&str, &str) -> bool,
-) {
-    for (key, value) in policy.settings() {
-        let switched_off = (key.starts_with("breaker.") && !policy.breaker.enabled)
-            || (key.starts_with("retry.") && !policy.retry.enabled);
-        if NOT_ENFORCED.contains(&key) && !switched_off && !inert(key, &value) {
-            warnings.push(format!(
-                "{scope}: {key} = {value} is accepted but not enforced by this version"
-            ));
-        }
     }
 }
 

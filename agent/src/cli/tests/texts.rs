@@ -492,7 +492,7 @@ Policies, the one that applies first
 
 Settings of orders-db
   timeouts.connect  1s            the policy, line 14
-  timeouts.read     3s            [defaults], line 3; no effect: not in this version
+  timeouts.read     3s            [defaults], line 3; no effect: protected
   breaker.errno     ECONNREFUSED  built in
 
 10.0.0.5:5432  closed for 0s

@@ -182,6 +182,22 @@ pub enum Event {
         on_open: String,
         connections: u64,
     },
+    /// Requests that are not idempotent were repeated after a failure. At most one a second and row; an
+    /// addition to the first version of the format.
+    NonIdempotent {
+        destination: String,
+        workload: String,
+        netns: Option<u64>,
+        /// Method of the one that is told of.
+        method: String,
+        /// It was refused, or would have been (`mode` is observe).
+        refused: bool,
+        /// Such requests since the last such event of the row, this one included.
+        count: u64,
+        pid: u32,
+        comm: String,
+        mode: Mode,
+    },
     /// Connects were made to wait. At most one a second, row and reason.
     Held {
         destination: String,
@@ -299,6 +315,7 @@ impl Event {
             Self::Timeout { .. } => "timeout",
             Self::Rejected { .. } => "rejected",
             Self::Drained { .. } => "drained",
+            Self::NonIdempotent { .. } => "non_idempotent",
             Self::Held { .. } => "held",
             Self::RetryBudget { .. } => "retry_budget",
             Self::Config { .. } => "config",

@@ -497,15 +497,25 @@ pub struct Retry {
     pub ratio: f64,
     /// Retries that the budget still allows.
     pub budget_tokens: f64,
-    /// Retries of requests that are not safe to repeat.
+    /// Retries of requests that are not safe to repeat, let pass or refused.
     pub non_idempotent: u64,
-    /// Attempts for each operation, 1 without retries; 0 without attempts. This and the next one are
+    /// Attempts for each operation, 1 without retries; 0 without attempts. This and those below are
     /// additions to the first version of the format.
     #[serde(default)]
     pub amplification: f64,
     /// Operations that took one attempt, two, three, four, and more.
     #[serde(default)]
     pub operations: [u64; 5],
+    /// Retries on the connection on which the attempt before had failed. They are not in `retries`, for
+    /// nothing was dialled.
+    #[serde(default)]
+    pub live: u64,
+    /// Of `non_idempotent`, those that were refused.
+    #[serde(default)]
+    pub non_idempotent_refused: u64,
+    /// Of `non_idempotent`, those that observe mode let pass.
+    #[serde(default)]
+    pub non_idempotent_would_refuse: u64,
 }
 
 /// What a row's policy says about retries; `None`: off, or no limit.

@@ -149,7 +149,7 @@ pub(crate) fn explanation(destination: &str, workload: Option<&str>) -> Explanat
                 "3s",
                 SettingSource::Defaults,
                 Some(3),
-                Some("not in this version"),
+                Some("protected"),
             ),
             setting(
                 "breaker.errno",
@@ -212,7 +212,7 @@ fn event(event: Event) -> String {
 fn the_envelope_has_the_keys_of_the_contract_in_their_order() {
     let mut ours = keys(&serde_json::to_string(&envelope(vec![row("10.0.0.5:5432")])).unwrap());
     // Additions: after lost_events (three), after name, after bypassed_for_safety (six), after stale (two),
-    // after would_reject (three, the last with keys of its own), two at the end of retry, and retry_policy
+    // after would_reject (three, the last with keys of its own), five at the end of retry, and retry_policy
     // with keys of its own.
     for added in ["paused", "orders", "unresolved"] {
         assert_eq!(ours.remove(4), (1, added.to_owned()));
@@ -245,6 +245,9 @@ fn the_envelope_has_the_keys_of_the_contract_in_their_order() {
         "would_reject_failed",
         "amplification",
         "operations",
+        "live",
+        "non_idempotent_refused",
+        "non_idempotent_would_refuse",
     ];
     ours.retain(|(_, key)| !added.contains(&key.as_str()));
     let limits = ours.iter().position(|(_, key)| key == "limits").unwrap();

@@ -5,6 +5,9 @@
 //! open and any are there: so `drain-idle` finds those whose exchange ends later, and `abort` those
 //! whose connect was under way. Once the breaker lets probes pass, nothing more is ended.
 //!
+//! The same thread ends connections whose request the kernel refuses (`refuse_non_idempotent`), at once: it
+//! has dropped the request's first packet, and the program waits for an answer.
+//!
 //! An operator's `trip` ends nothing: it refuses connects, by hand and for a time. Nothing is ended in
 //! observe mode, in a pause, on protected destinations and of sockets of the kernel's own.
 
@@ -41,6 +44,8 @@ const SILENT_MS: u32 = 1_000;
 pub enum Drain {
     /// A breaker has opened whose policy ends connections.
     Opened(RowId),
+    /// The kernel has refused a request of this row, on the socket with this cookie.
+    Refused(RowId, u64),
     /// A new configuration.
     Plan(Arc<Plan>),
 }
@@ -126,7 +131,49 @@ impl Drainer {
             Drain::Opened(row) => {
                 self.rows.insert(row);
             }
+            Drain::Refused(row, cookie) => self.refuse(row, cookie),
             Drain::Plan(plan) => self.shared.plan = plan,
+        }
+    }
+
+    /// Ends a connection whose request has not left. Should that fail, the kernel lets the request pass, or
+    /// refuses it again.
+    fn refuse(&mut self, id: RowId, cookie: u64) {
+        let shared = &self.shared;
+        let is_wanted = |stamp: &Stamp| {
+            row_of(stamp) == id && stamp.owed().is_none() && shared.table.mode() == Mode::ENFORCE
+        };
+        let stamp = shared.connections.get(cookie).filter(is_wanted);
+        let (Some(stamp), Some(row)) = (stamp, shared.row(id)) else {
+            return;
+        };
+        let pids = likely([(stamp.pid, row.last_pid)].into_iter());
+        let target = target(cookie, &stamp);
+        let fate = self.aborter.within(row.netns_inode, &pids, |diag| {
+            // Just before the act: the same connection, and nothing has left after all.
+            diag.abort_one(&target, |_| {
+                shared
+                    .connections
+                    .get(cookie)
+                    .is_some_and(|stamp| is_wanted(&stamp))
+            })
+        });
+        match fate {
+            Some(Fate::Refused(errno)) => self.complain(errno),
+            Some(Fate::Unseen(error)) => {
+                tracing::warn!("refuse_non_idempotent could not look: {error}");
+            }
+            Some(Fate::Aborted | Fate::Gone | Fate::Changed) | None => {}
+        }
+    }
+
+    /// Says once that the kernel ends no connections.
+    fn complain(&mut self, errno: impl std::fmt::Display) {
+        if !std::mem::replace(&mut self.refused, true) {
+            tracing::warn!(
+                "on_open and refuse_non_idempotent cannot end connections: the kernel says {errno} (it \
+                 needs CONFIG_INET_DIAG_DESTROY)"
+            );
         }
     }
 
@@ -203,14 +250,7 @@ impl Drainer {
             match fate {
                 Fate::Aborted => ended += 1,
                 Fate::Gone | Fate::Changed => {}
-                Fate::Refused(errno) if !self.refused => {
-                    self.refused = true;
-                    tracing::warn!(
-                        "on_open cannot end connections: the kernel says {errno} (it needs \
-                         CONFIG_INET_DIAG_DESTROY)"
-                    );
-                }
-                Fate::Refused(_) => {}
+                Fate::Refused(errno) => self.complain(errno),
                 Fate::Unseen(error) => tracing::warn!("on_open could not look: {error}"),
             }
         }

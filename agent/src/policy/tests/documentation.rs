@@ -7,7 +7,7 @@ use super::super::{
 
 const PAGE: &str = include_str!("../../../../docs/CONFIGURATION.md");
 
-/// Every setting has a row with its default, and what is not enforced is marked.
+/// Every setting has a row with its default.
 #[test]
 fn every_key_has_a_row() {
     let config = Config::default_config();
@@ -25,19 +25,6 @@ fn every_key_has_a_row() {
             let row = format!("| `{section}.{key}` | ");
             assert!(PAGE.contains(&row), "no row {row}");
         }
-    }
-}
-
-#[test]
-fn unenforced_keys_are_marked() {
-    for key in super::super::warnings::NOT_ENFORCED {
-        let row = PAGE
-            .lines()
-            .find(|line| line.starts_with(&format!("| `{key}` | ")));
-        assert!(
-            row.is_some_and(|row| row.contains("(not yet)")),
-            "{key} {row:?}"
-        );
     }
 }
 
