@@ -283,12 +283,13 @@ pub enum Event {
 
 impl Event {
     /// Every word of `kind`.
-    pub const KINDS: [&str; 13] = [
+    pub const KINDS: [&str; 14] = [
         "breaker",
         "order",
         "timeout",
         "rejected",
         "drained",
+        "non_idempotent",
         "held",
         "retry_budget",
         "config",
