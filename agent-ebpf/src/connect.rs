@@ -316,6 +316,10 @@ fn judge(ctx: &SockAddrContext, addr: [u8; 16], ifindex: u32) -> i32 {
         }
         if operation & HELD != 0 {
             held::hold(ctx.as_ptr(), stamp, sk.user_timeout(), now);
+            let hold_ms = hidden((*stamp).hold_ms);
+            if hold_ms != 0 {
+                refusal::tell_held(row, index, hold_ms, 0, now);
+            }
         }
         (*stamp).phase = PHASE_STAMPED;
         if flags & STAMP_PROBE != 0 {

@@ -16,7 +16,7 @@ use aya_ebpf::{
     helpers::generated::{bpf_get_prandom_u32, bpf_getsockopt, bpf_ktime_get_ns, bpf_setsockopt},
 };
 
-use crate::{atomics, maps, outcome, refusal, rows, stamps, user_timeout};
+use crate::{atomics, maps, outcome, rows, stamps, user_timeout};
 
 const PASS: i32 = 1;
 const DROP: i32 = 0;
@@ -123,7 +123,6 @@ unsafe fn try_hold(ctx: *mut c_void, stamp: *mut Stamp, own: u32, now: u64) -> b
         (*stamp).flags |= STAMP_TIMEOUT_SET | STAMP_HELD;
         atomics::add32(&raw mut (*retries).held_backoff, 1);
         rows::count(|c| &raw mut (*c).delayed);
-        refusal::tell_held(row, (*stamp).row, hold_ms, 0, now);
         true
     }
 }

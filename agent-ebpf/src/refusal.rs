@@ -69,6 +69,14 @@ pub unsafe fn refuse(ctx: *mut c_void, refusal: &Refusal) -> i32 {
         let errno = tell(refusal);
         let hold_ms = too_often(refusal);
         if hold_ms != 0 && hold(ctx, refusal, hold_ms) {
+            // (Here and not there for the stack's sake.)
+            tell_held(
+                refusal.row,
+                refusal.index,
+                hold_ms,
+                EVENT_HELD_SPIN,
+                refusal.now,
+            );
             return ALLOW;
         }
         set_errno(errno);
@@ -140,13 +148,6 @@ unsafe fn hold(ctx: *mut c_void, refusal: &Refusal, hold_ms: u32) -> bool {
         atomics::add32(&raw mut (*retries).held_spin, 1);
         rows::count(|c| &raw mut (*c).held);
         rows::count(|c| &raw mut (*c).delayed);
-        tell_held(
-            refusal.row,
-            refusal.index,
-            hold_ms,
-            EVENT_HELD_SPIN,
-            refusal.now,
-        );
         true
     }
 }
