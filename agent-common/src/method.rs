@@ -21,7 +21,10 @@ pub struct Asked {
     /// was none.
     pub failed: u32,
     /// Times that it has repeated its last request.
-    pub repeated: u32,
+    pub repeated: u16,
+    /// Number of that request's exchange ([`crate::stamp::unpack_request`]): later ones may not have been
+    /// looked at.
+    pub number: u16,
     /// When its last request was refused, in units of [`crate::retry::tick`], and not 0; 0: it was not.
     pub refused: u32,
 }

@@ -95,6 +95,7 @@ unsafe fn forget(asked: *mut Asked, cookie: u64) {
         (*asked).sent = 0;
         (*asked).failed = 0;
         (*asked).repeated = 0;
+        (*asked).number = 0;
         (*asked).refused = 0;
     }
 }
@@ -111,9 +112,16 @@ pub unsafe fn failed(stamp: *mut Stamp, cookie: u64, ended: u32) -> u32 {
         if let Some(asked) = asked_of(cookie)
             && (*asked).owner == cookie
         {
+            let (number, _) = unpack_request(atomics::load(&raw const (*stamp).request));
             let (sent, before) = ((*asked).sent, (*asked).failed);
             (*asked).owner = 0;
-            let print = if sent == 0 { before } else { sent };
+            let print = if sent == 0 {
+                before
+            } else if number == u32::from((*asked).number) {
+                sent
+            } else {
+                0
+            };
             if print != 0 {
                 return hidden(print);
             }
@@ -194,13 +202,20 @@ pub unsafe fn asks(skb: *mut __sk_buff, stamp: *mut Stamp, row: *mut Row) -> i32
         let before = *asked;
         (*asked).sent = print;
         (*asked).failed = 0;
+        (*asked).number = (number + 1) as u16 & EXCHANGE_NUMBERS;
         if print == 0 {
             return PASS;
         }
         let repeats = if number == 0 {
             first(stamp, hidden(before.failed), print)
         } else {
-            next(stamp, row, asked, hidden(before.sent))
+            let is_last = u32::from(before.number) == number;
+            next(
+                stamp,
+                row,
+                asked,
+                hidden(if is_last { before.sent } else { 0 }),
+            )
         };
         let repeats = hidden(repeats);
         let method = (printed >> METHOD_SHIFT) as u32 & METHOD_MASK;
@@ -224,6 +239,7 @@ pub unsafe fn asks(skb: *mut __sk_buff, stamp: *mut Stamp, row: *mut Row) -> i32
         // To the program it has failed once more.
         (*stamp).ended = ENDED_UNANSWERED;
         (*asked).sent = before.sent;
+        (*asked).number = before.number;
         (*asked).failed = before.failed;
         (*asked).refused = tick(bpf_ktime_get_ns()) | 1;
         DROP
@@ -310,7 +326,7 @@ unsafe fn next(stamp: *mut Stamp, row: *mut Row, asked: *mut Asked, before: u32)
         if !is_same || pause_ns > (*policy).window_ns || !is_known_to(pace, pause_ns) {
             return OTHER;
         }
-        (*asked).repeated = repeated + 1;
+        (*asked).repeated = repeated.saturating_add(1);
         let nth = (repeated as usize).min(NTH - 1);
         atomics::add32((&raw mut (*retries).live).cast::<u32>().add(nth), 1);
         SAME
@@ -402,6 +418,9 @@ unsafe fn tell(
         }))
     }
 }
+
+/// Bits of an exchange's number.
+const EXCHANGE_NUMBERS: u16 = (1 << 14) - 1;
 
 /// Where [`printed`] has the method.
 const METHOD_SHIFT: u32 = 32;
