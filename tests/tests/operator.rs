@@ -109,17 +109,14 @@ fn status_has_every_key_of_the_contract() {
                 || key.contains(".would_reject_")
                 || key.ends_with(".retry.amplification")
                 || key.contains(".retry.operations")
-<<<<<<< HEAD
                 || key.contains(".unresolved")
                 || key.contains(".destinations.names")
                 || key.ends_with(".probe")
                 || key.ends_with(".waits_for_call")
                 || key.ends_with(".breaker_off")
                 || key.contains(".retry_policy")
-=======
                 || key.ends_with(".retry.live")
                 || key.contains(".retry.non_idempotent_")
->>>>>>> wip-idem
         };
         let more: Vec<_> = have
             .difference(&contract)
