@@ -1,7 +1,7 @@
 //! Refusing a connect(), at once or a little later, and telling the agent of it.
 
 use agent_common::{
-    COMM_LEN, Event, EventKind, Row, Verdict,
+    COMM_LEN, Event, EventKind, NANOS_PER_MS, Row, Verdict,
     event::{
         EVENT_HELD_SPIN, EVENT_LIMIT, EVENT_RETRY_BUDGET, EVENT_RETRY_DEADLINE, EVENT_RETRY_LIMIT,
         EVENT_WOULD,
@@ -18,7 +18,7 @@ use aya_ebpf::{
 
 use crate::{
     atomics, events, maps,
-    retries::{OVER_BUDGET, OVER_DEADLINE, OVER_LIMIT},
+    retries::{self, OVER_BUDGET, OVER_DEADLINE, OVER_LIMIT},
     rows, stamps, user_timeout,
 };
 
@@ -69,6 +69,8 @@ pub unsafe fn refuse(ctx: *mut c_void, refusal: &Refusal) -> i32 {
         let errno = tell(refusal);
         let hold_ms = too_often(refusal);
         if hold_ms != 0 && hold(ctx, refusal, hold_ms) {
+            let told_ns = refusal.now + u64::from(hold_ms) * NANOS_PER_MS;
+            retries::told(refusal.index, refusal.pid_tgid as u32, told_ns);
             // (Here and not there for the stack's sake.)
             tell_held(
                 refusal.row,

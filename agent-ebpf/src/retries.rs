@@ -307,6 +307,24 @@ unsafe fn again(
     }
 }
 
+/// A task is told of a refusal only then: its pause counts from there, not from the call. Else a loop that is
+/// held for longer than it paused before would seem to have taken up something else.
+///
+/// # Safety
+/// None beyond that of map memory; `task` is a thread.
+#[inline(always)]
+pub unsafe fn told(index: u32, task: u32, at_ns: u64) {
+    let caller = owner(task, index);
+    if let Some(task) = maps::TASKS.get_ptr_mut(place(caller, TASK_SLOTS)) {
+        // SAFETY: map memory.
+        unsafe {
+            if (*task).owner == caller {
+                (*task).last_ns = at_ns;
+            }
+        }
+    }
+}
+
 /// A retry: its operation, or that it is refused.
 #[inline(never)]
 unsafe fn allowed(
