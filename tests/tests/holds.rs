@@ -82,11 +82,7 @@ fn a_task_that_spins_is_held() {
     for (number, attempt) in told.as_array().expect("a list").iter().enumerate() {
         let took_ms = attempt[1].as_u64().expect("a number") / 1000;
         assert_eq!(attempt[2], before, "options after attempt {number}");
-        let expected = if number < 20 {
-            ECONNREFUSED
-        } else {
-            ETIMEDOUT
-        };
+        let expected = if number < 20 { ECONNREFUSED } else { ETIMEDOUT };
         assert_eq!(attempt[0], expected, "attempt {number}");
         if number >= 20 {
             holds.push(took_ms);
