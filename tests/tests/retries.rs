@@ -445,8 +445,9 @@ fn storm(how: &str) {
         "storm, {how}: {attempts} attempts of {fresh} operations: {:#}",
         row["retry"]
     );
-    // The floor is one in a second, and ten in each of two windows.
-    let most = fresh as f64 * 1.12 + 20.0;
+    // The floor is one in a second, and ten in each of two windows. (`cargo xtask retries storm` measures for
+    // longer, and holds it to 1.12: in a few seconds on a busy machine more retries come too late to be known.)
+    let most = fresh as f64 * 1.2 + 20.0;
     assert!((attempts as f64) < most, "{attempts}: {row:#}");
     assert!(number(&row["rejected"]["retry_budget"]) > 500, "{row:#}");
 }

@@ -86,6 +86,8 @@ impl Breaker {
         if as_before {
             return;
         }
+        let was_half_open = self.state == State::HalfOpen || self.shared_probe().is_some();
+        let since = self.since;
         self.follows = lead.follows;
         self.until = lead.until;
         self.successes = 0;
@@ -100,6 +102,13 @@ impl Breaker {
         } else {
             self.enter(State::Open, lead.reason, step);
         }
+        // As what it is shown: open, or half-open.
+        let is_half_open = self.shared_probe().is_some();
+        self.since = match (was_half_open, is_half_open) {
+            (true, true) => since,
+            (false, false) => self.since,
+            _ => step.now,
+        };
     }
 
     /// The leader is well again.
@@ -126,8 +135,8 @@ impl Breaker {
         self.used = 0;
         self.round_since = round.since;
         self.lease_since = Nanos::MAX;
+        // (Since when it was half-open as a follower.)
         let from = std::mem::replace(&mut self.state, State::HalfOpen);
-        self.since = step.now;
         step.out.push(Action::Transition {
             row: step.row,
             from,

@@ -7,6 +7,9 @@ impl Breaker {
     /// What outlives the agent. A manual state is kept by whoever knows who asked for it.
     pub(in crate::core) fn save(&self) -> Saved {
         let own = match self.state {
+            // Of those that share a half-open breaker any one may lead again: as one that is open, it would
+            // be open for as long as a round of probes may last.
+            State::Open if self.shared_probe().is_some() => State::HalfOpen,
             State::Closed | State::Open | State::HalfOpen => self.state,
             State::ForcedOpen | State::ForcedClosed => State::Closed,
         };

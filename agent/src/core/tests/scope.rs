@@ -268,6 +268,64 @@ fn a_follower_knows_whose_the_probe_is() {
     assert_eq!(shown(&node), [(None, false); 3]);
 }
 
+/// Whichever row comes first: the next connect of any of them is a probe.
+#[test]
+fn half_open_together_they_are_so_after_a_restart() {
+    for order in [[0, 1, 2], [2, 1, 0], [1, 0, 2]] {
+        let mut before = Node::new(3);
+        before.fail(0, 5);
+        before.pass(secs(31));
+        let saved = order.map(|index| (index, before.engine.save(row(index)).unwrap()));
+        let mut node = Node::new(0);
+        node.now = before.now + secs(1);
+        node.rings = before.rings;
+        let settings = Arc::new(shared());
+        for (index, saved) in saved {
+            let target = DialTarget {
+                netns_cookie: 100 + u64::from(index),
+                ..target(0x0a00_0001)
+            };
+            let (now, mut out) = (node.now, Vec::new());
+            node.engine.restore(
+                row(index),
+                target,
+                Arc::clone(&settings),
+                &saved,
+                now,
+                &mut out,
+            );
+            for action in out {
+                if let Action::SetVerdict { row, verdict, .. } = action {
+                    node.verdicts.insert(row.index, verdict);
+                }
+            }
+        }
+        assert!(node.connect(2), "{order:?}");
+        assert!(!node.connect(0) && !node.connect(1), "{order:?}");
+        node.probe_ends(ProbeOutcome::Success);
+        assert!(node.connect(0), "{order:?}");
+        node.probe_ends(ProbeOutcome::Success);
+        assert_eq!(node.states(), [State::Closed; 3], "{order:?}");
+    }
+}
+
+/// Since when, as `status` says it: a follower is half-open as long as the one that it follows.
+#[test]
+fn rows_that_share_have_been_so_for_as_long() {
+    let mut node = Node::new(3);
+    node.fail(0, 5);
+    node.pass(secs(31));
+    let since = |node: &Node| {
+        [0, 1, 2].map(|index| node.now - node.engine.view(row(index), node.now).unwrap().since)
+    };
+    assert_eq!(since(&node), [since(&node)[0]; 3]);
+    assert!(since(&node)[0] < secs(5));
+    node.pass(secs(2));
+    assert!(node.connect(2));
+    assert_eq!(since(&node), [since(&node)[0]; 3]);
+    assert!(since(&node)[0] >= secs(2));
+}
+
 #[test]
 fn a_probe_that_fails_keeps_all_open_for_twice_as_long() {
     let mut node = Node::new(2);
