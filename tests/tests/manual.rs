@@ -246,6 +246,16 @@ fn a_reset_in_other_words_takes_back_what_it_can_or_says_what_is_left() {
     let mut dialer = Dialer::start(DIAL, &group, &net.client);
     assert_eq!(dialer.connect(TO).errno, 0);
 
+    // Of what nobody knows nothing can be taken back.
+    let unknown = agent.command(&["reset", "wbe.internal:8080"]);
+    assert_eq!(unknown.code(), 1, "{unknown}");
+    assert!(
+        unknown
+            .stderr
+            .contains("wbe.internal:8080: no address is known of that name"),
+        "{unknown}"
+    );
+
     // The name has its addresses from the order on it: none before.
     agent.command(&["trip", DESTINATION]).good();
     agent

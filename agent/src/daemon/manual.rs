@@ -126,6 +126,18 @@ impl Node {
             self.orders.in_force(&to, &names, &whose, now).is_some()
         });
         let left = self.manual_states(Some(destination), workload_meant);
+        // A name of which nothing is known cannot be told from one that is misspelt.
+        if gone.is_empty()
+            && free.is_empty()
+            && left.is_empty()
+            && let DestinationArg::Name { name, port } = destination
+            && named::destinations(hosts, name, *port).is_empty()
+        {
+            return Err(ApiError::NotFound(format!(
+                "{destination}: no address is known of that name, and no order is in force for it: nothing \
+                 was reset; give the address and port, as `backstop status` shows them"
+            )));
+        }
         if gone.is_empty() && free.is_empty() && !left.is_empty() {
             return Err(ApiError::Conflict(not_reset(
                 destination,
