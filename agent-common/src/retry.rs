@@ -327,7 +327,7 @@ pub const fn is_to_come(tick: u32, now: u32) -> bool {
 /// Connects that come further apart are all looked at, ns: what it costs does not matter then.
 pub const SELDOM_NS: u64 = 1 << 22;
 
-/// While nothing fails, the pace of quicker programs is learnt in one part of time in 32 (of 134 ms each).
+/// While nothing fails, the pace of quicker programs is learnt from one part of time in 32 (of 134 ms each) on.
 #[inline(always)]
 pub const fn is_sample(now_ns: u64) -> bool {
     (now_ns >> 27) & 31 == 0

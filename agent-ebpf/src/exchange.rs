@@ -241,7 +241,7 @@ unsafe fn out(ctx: &SkBuffContext, stamp: *mut Stamp, segment: Segment, verdict:
         let Some(row) = outcome::unpinned_row_of(stamp) else {
             return 0;
         };
-        if number != 0 && retries::is_wanted(stamp, row, number, now) {
+        if number != 0 && retries::is_wanted(stamp, row, number, word | kind, now) {
             retries::kept(stamp, row, now);
         }
         if idempotent::matters(stamp, row, now) && idempotent::asks(ctx.skb.skb, stamp, row) != PASS

@@ -14,7 +14,7 @@ use agent_common::{
         owner, pack_operation, pause, place, tick, unpack_operation,
     },
     row::ROW_RETRIES,
-    stamp::{STAMP_WATCHED, unpack_request},
+    stamp::{KIND_HANDSHAKE, PROTOCOL_HTTP1, PROTOCOL_TLS, STAMP_WATCHED, unpack_request},
 };
 use aya_ebpf::helpers::generated::bpf_get_current_pid_tgid;
 
@@ -36,6 +36,10 @@ pub const OVER_LAST: u64 = OVER_DEADLINE;
 /// Exchanges by which a connection may come about and make its first request: a TLS handshake, a login.
 /// After more of them, what fails on it is another operation than the one that it was made for.
 const MOST_GREETINGS: u32 = 2;
+
+/// A connection that speaks neither HTTP/1 nor TLS may begin with a login of so many exchanges (of Redis: HELLO,
+/// CLIENT SETINFO twice, SELECT). They follow one another at once, and say nothing of the program's pace.
+const MOST_LOGIN: u32 = 4;
 
 /// Whether a connect is looked at as a possible retry. Where nothing has failed of late, hardly any is.
 ///
@@ -570,18 +574,33 @@ pub unsafe fn answered_badly(row: *mut Row, now: u64) {
 }
 
 /// Whether the pause before a request on a connection that has answered `number` of them is to be noted:
-/// while nothing fails, of the first few, and of one in 32.
+/// none within a handshake or a login; else while nothing fails of the first few, and of one in 32. `kinds` are
+/// those of the exchange before and of this one (`KIND_`).
 ///
 /// # Safety
 /// As [`kept`].
 #[inline(always)]
-pub unsafe fn is_wanted(stamp: *mut Stamp, row: *mut Row, number: u32, now: u64) -> bool {
+pub unsafe fn is_wanted(
+    stamp: *mut Stamp,
+    row: *mut Row,
+    number: u32,
+    kinds: u64,
+    now: u64,
+) -> bool {
     // SAFETY: by contract, map memory.
     unsafe {
-        if (&raw const (*stamp).is_long).read_volatile() != 0 {
+        if (&raw const (*stamp).is_long).read_volatile() != 0 || kinds & KIND_HANDSHAKE != 0 {
             return false;
         }
-        number < 4
+        let login = match (*stamp).protocol {
+            // (Within TLS there may be one, too. But most of it is HTTP, and in doubt a call is fresh.)
+            PROTOCOL_HTTP1 | PROTOCOL_TLS => 0,
+            _ => MOST_LOGIN,
+        };
+        if number <= login {
+            return false;
+        }
+        number < login + 4
             || number & 31 == 0
             || is_to_come((&raw const (*row).retry_watch).read_volatile(), tick(now))
     }

@@ -56,6 +56,12 @@ fn urllib3_retries() {
     is_seen_to_retry("urllib3 Retry(3)");
 }
 
+/// Each of its connections begins with a login, whose commands follow one another at once.
+#[test]
+fn redis_py_retries() {
+    is_seen_to_retry("redis-py Retry(NoBackoff(), 3)");
+}
+
 #[test]
 fn threads_that_retry() {
     is_seen_to_retry("Python, a thread for each call, a loop");
