@@ -64,13 +64,14 @@ def ask(*words, times=1, **more):
     finally:
         s.close()
 
-def apart(*words, body):
+def apart(*words, body, rest=None):
     s = socket.create_connection(TO)
     s.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     try:
         whole = request(*words, body=body)
-        s.sendall(whole[:-len(body)])
-        s.sendall(whole[-len(body):])
+        rest = rest or len(body)
+        s.sendall(whole[:-rest])
+        s.sendall(whole[-rest:])
         return first_line(s)
     finally:
         s.close()
@@ -183,7 +184,7 @@ struct Case {
     non_idempotent: u64,
 }
 
-const CASES: [Case; 12] = [
+const CASES: [Case; 14] = [
     Case {
         name: "a post that is repeated",
         calls: ["ask('POST /bad/order', body='{}')"; 2],
@@ -249,6 +250,22 @@ const CASES: [Case; 12] = [
             "ask('POST /bad/order', 'A: ' + 'a' * 40, body='{\"id\": 8}')",
         ],
         non_idempotent: 0,
+    },
+    Case {
+        name: "a body with another middle",
+        calls: [
+            "ask('POST /bad/order', body='a' * 400 + '7' + 'b' * 400)",
+            "ask('POST /bad/order', body='a' * 400 + '8' + 'b' * 400)",
+        ],
+        non_idempotent: 0,
+    },
+    Case {
+        name: "a body that may be the same, as far as it is compared",
+        calls: [
+            "ask('POST /bad/order', body='a' * 1400 + '7' + 'b' * 400)",
+            "ask('POST /bad/order', body='a' * 1400 + '8' + 'b' * 400)",
+        ],
+        non_idempotent: 1,
     },
 ];
 
@@ -408,6 +425,43 @@ fn a_body_that_comes_by_itself_is_in_doubt() {
     let row = scene.row();
     assert_eq!(row["retry"]["non_idempotent"], 1, "{row:#}");
     assert_eq!(row["retry"]["non_idempotent_refused"], 0, "{row:#}");
+}
+
+/// Refused is only what was compared to its last byte, wherever the difference may lie.
+#[test]
+fn what_differs_anywhere_or_is_not_known_to_the_end_is_never_refused() {
+    let mut scene = Scene::new(REFUSES);
+    let calls = [
+        // Nowhere the same.
+        "ask('POST /bad/order', body='a' * 400 + '{}' + 'b' * 400)",
+        // Longer than what is compared.
+        "ask('POST /bad/long', body='a' * 1800 + '{}' + 'b' * 50)",
+        // The last bytes come later.
+        "apart('POST /bad/late', body='a' * 100 + '{}', rest=1)",
+        // It comes in chunks, of which there may be more.
+        "ask('POST /bad/chunks', 'Transfer-Encoding: chunked\\r\\n\\r\\n1\\r\\n{}')",
+        // It says nothing of its end that holds.
+        "ask('POST /bad/twice', 'Content-Length: 1', body='{}')",
+    ];
+    for (at, call) in calls.iter().enumerate() {
+        for number in 0..2 {
+            // Only the first ones differ within what was looked at.
+            let number = if at < 3 { number } else { 7 };
+            let got = scene.do_(&call.replace("{}", &number.to_string()));
+            // (It has not read the chunk.)
+            assert!(
+                got == "" || got == i64::from(libc::ECONNRESET),
+                "{call}: {got}"
+            );
+        }
+    }
+    let row = scene.row();
+    assert_eq!(row["attempts"], 10, "{row:#}");
+    assert_eq!(row["retry"]["non_idempotent_refused"], 0, "{row:#}");
+    // And one that is the same to the last byte is.
+    let post = "ask('POST /bad/order', body='a' * 801)";
+    assert_eq!(scene.do_(post), "");
+    assert_eq!(scene.do_(post), ECONNABORTED);
 }
 
 /// A program that keeps its connection, and asks for something else each time but when something has failed.
