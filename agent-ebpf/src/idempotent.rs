@@ -416,6 +416,7 @@ unsafe fn tell(
             generation: (*stamp).generation,
             at_ns: now,
             seq: cookie,
+            timeout_ms: unpack_request(atomics::load(&raw const (*stamp).request)).0,
             outcome: method,
             pid: (*stamp).pid,
             tid: (*stamp).tid,

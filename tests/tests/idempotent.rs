@@ -8,6 +8,7 @@ use std::{
     time::Duration,
 };
 
+use rustix::process::Signal;
 use serde_json::Value;
 use tests::{
     agent::Agent,
@@ -184,7 +185,7 @@ struct Case {
     non_idempotent: u64,
 }
 
-const CASES: [Case; 14] = [
+const CASES: [Case; 15] = [
     Case {
         name: "a post that is repeated",
         calls: ["ask('POST /bad/order', body='{}')"; 2],
@@ -193,6 +194,11 @@ const CASES: [Case; 14] = [
     Case {
         name: "without a body",
         calls: ["ask('PATCH /bad/order')"; 2],
+        non_idempotent: 1,
+    },
+    Case {
+        name: "LOCK",
+        calls: ["ask('LOCK /ill/order', body='{}')"; 2],
         non_idempotent: 1,
     },
     Case {
@@ -283,7 +289,9 @@ fn what_counts() {
         ));
         scene.program.run(&format!("TO = ('10.77.0.2', {port})"));
         for call in case.calls {
-            assert_eq!(scene.do_(call), "", "{}", case.name);
+            let is_ill = call.contains("/ill");
+            let expected = if is_ill { "HTTP/1.1 503 No" } else { "" };
+            assert_eq!(scene.do_(call), expected, "{}", case.name);
         }
         let destination = format!("10.77.0.2:{port}");
         let quiet = |row: &Value| row["in_flight"] == 0;
@@ -377,6 +385,35 @@ fn what_is_sent_behind_a_refused_request_does_not_leave() {
     assert_eq!(scene.reached("POST"), 1);
     let row = scene.row();
     assert_eq!(row["retry"]["non_idempotent_refused"], 15, "{row:#}");
+    // What was refused within a second of another is told when it is over.
+    wait::until("fifteen told", SOON, || {
+        let counts = scene.events(1);
+        let told: u64 = (counts.iter())
+            .filter_map(|event| event["count"].as_u64())
+            .sum();
+        assert!(told <= 15, "{counts:#?}");
+        (told == 15).then_some(())
+    });
+}
+
+/// An agent that is stopped refuses nothing: the request leaves with its next resend, and is answered. What the
+/// agent was told before is void by then.
+#[test]
+fn a_request_that_has_left_after_all_is_not_ended() {
+    let mut scene = Scene::new(REFUSES);
+    let post = "('POST /ill/order', body='{\"id\": 7}')";
+    assert_eq!(scene.do_(&format!("ask{post}")), "HTTP/1.1 503 No");
+    scene.agent.signal(Signal::STOP);
+    let got = scene.do_(&format!("kept{post}"));
+    scene.agent.signal(Signal::CONT);
+    assert_eq!(got, "HTTP/1.1 503 No");
+    // It has taken up what was to be done.
+    let row = scene.row();
+    assert_eq!(row["retry"]["non_idempotent"], 1, "{row:#}");
+    assert_eq!(row["retry"]["non_idempotent_refused"], 0, "{row:#}");
+    scene.events(1);
+    assert_eq!(scene.do_("kept('GET /order')"), "HTTP/1.1 200 OK");
+    assert_eq!(scene.row()["attempts"], 2);
 }
 
 #[test]
