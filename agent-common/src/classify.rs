@@ -199,6 +199,28 @@ pub fn is_http_method(head: &[u8; HEAD]) -> bool {
         || first == u32::from_ne_bytes(*b"PATC")
         || first == u32::from_ne_bytes(*b"OPTI")
         || first == u32::from_ne_bytes(*b"TRAC")
+        || is_webdav_method(head)
+}
+
+/// Whether a payload begins with a method of WebDAV (RFC 4918, 3253 and 5323). They are rarer, so that more of
+/// them must fit.
+#[inline(always)]
+fn is_webdav_method(head: &[u8; HEAD]) -> bool {
+    let rest = u32::from_ne_bytes([head[4], head[5], head[6], head[7]]);
+    let begins = |four: &[u8; 4], then: &[u8; 4], mask: u32| {
+        word(head) == u32::from_ne_bytes(*four) && rest & mask == u32::from_ne_bytes(*then) & mask
+    };
+    const ONE: u32 = 0xff;
+    const THREE: u32 = 0xff_ffff;
+    begins(b"LOCK", b"    ", ONE)
+        || begins(b"UNLO", b"CK  ", THREE)
+        || begins(b"PROP", b"FIND", u32::MAX)
+        || begins(b"PROP", b"PATC", u32::MAX)
+        || begins(b"MKCO", b"L   ", ONE | 0xff00)
+        || begins(b"COPY", b"    ", ONE)
+        || begins(b"MOVE", b"    ", ONE)
+        || begins(b"REPO", b"RT  ", THREE)
+        || begins(b"SEAR", b"CH  ", THREE)
 }
 
 /// Whether a payload on an HTTP/1 connection can begin a request: any method is in capitals. The
@@ -524,6 +546,17 @@ mod tests {
         for (bytes, wanted) in [
             (&b"GET / HTTP/1.1\r\n"[..], PROTOCOL_HTTP1),
             (b"POST /x HTTP/1.1", PROTOCOL_HTTP1),
+            (b"LOCK /x HTTP/1.1", PROTOCOL_HTTP1),
+            (b"UNLOCK /x HTTP/1", PROTOCOL_HTTP1),
+            (b"PROPFIND /x HTTP", PROTOCOL_HTTP1),
+            (b"PROPPATCH /x HTT", PROTOCOL_HTTP1),
+            (b"MKCOL /x HTTP/1.", PROTOCOL_HTTP1),
+            (b"COPY /x HTTP/1.1", PROTOCOL_HTTP1),
+            (b"MOVE /x HTTP/1.1", PROTOCOL_HTTP1),
+            (b"REPORT /x HTTP/1", PROTOCOL_HTTP1),
+            (b"SEARCH /x HTTP/1", PROTOCOL_HTTP1),
+            (b"LOCKS A 1 2 3 4 ", PROTOCOL_OPAQUE),
+            (b"PROPOSE a value ", PROTOCOL_OPAQUE),
             (b"CONNECT a:443 HT", PROTOCOL_TUNNEL),
             (b"PRI * HTTP/2.0\r\n", PROTOCOL_MULTIPLEXED),
             (b"AMQP\0\0\x09\x01", PROTOCOL_AMQP),

@@ -55,8 +55,9 @@ impl EventKind {
     /// Connects are being refused (at most one event a second and row).
     pub const REJECTED: u32 = 5;
     /// A request that is not idempotent was repeated: `outcome` is its method ([`crate::method::method`]),
-    /// `seq` the socket's cookie. With [`EVENT_REFUSED`] its connection is to be ended. Else at most one
-    /// event a second and row.
+    /// `seq` the socket's cookie, `timeout_ms` the number of the exchange before it. With [`EVENT_REFUSED`]
+    /// its connection is to be ended, while that exchange is the last. Else at most one event a second and
+    /// row.
     pub const REPEATED: u32 = 6;
     /// Connects are being held (at most one event a second and row).
     pub const HELD: u32 = 7;

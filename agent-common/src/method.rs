@@ -6,7 +6,11 @@
 
 use bytemuck::{Pod, Zeroable};
 
-use crate::layout;
+use crate::{
+    http::Search,
+    layout,
+    request::{self, SENDS_LENGTH},
+};
 
 /// What is remembered of the requests of a connection. Approximate on purpose: two connections may share a
 /// place, and then the later one has it. Written by the connect hook, then by the egress hook.
@@ -43,11 +47,11 @@ const UNSAFE: u32 = 2;
 
 /// Bytes of a request in its print: with the method, the target and mostly the host.
 pub const FIRST: usize = 64;
-/// A request that is not idempotent has its last bytes in its print, too: so many, of what came at once, up
-/// to [`TAIL_WITHIN`].
-pub const TAIL: usize = 32;
-/// See [`TAIL`].
-pub const TAIL_WITHIN: u32 = 1024;
+/// A request that is not idempotent has all of its bytes in its print, up to so many of what came at once,
+/// and how many there are.
+pub const COVERED: u32 = 1024;
+/// Pieces of a print behind the first, of as many bytes.
+pub const PIECES: u32 = COVERED / FIRST as u32 - 1;
 
 /// Bytes of a request that are searched for its Idempotency-Key and the end of its head.
 pub const SEARCHED: u32 = 4096;
@@ -173,8 +177,27 @@ pub const fn holds(window: [u64; 3]) -> u32 {
     }
 }
 
-/// What a request ends with that has no body, or whose body comes by itself.
-pub const HEAD_END: u32 = u32::from_le_bytes(*b"\r\n\r\n");
+/// Where a piece of a request of this length lies that is printed behind the first: the last one ends with it,
+/// and may have bytes of the one before. 0: there is none.
+#[inline(always)]
+pub const fn piece(index: u32, length: u32) -> u32 {
+    const PIECE: u32 = FIRST as u32;
+    let at = (index + 1) * PIECE;
+    if at >= length {
+        0
+    } else if length - at < PIECE {
+        length - PIECE
+    } else {
+        at
+    }
+}
+
+/// Whether a request, whose head was searched, certainly ends with these bytes: they have all of a body whose
+/// length it tells, which may be 0.
+#[inline(always)]
+pub fn is_whole(search: &Search, word: impl Fn(u32) -> u64, payload: u32) -> bool {
+    request::end(search, word) == (SENDS_LENGTH, u64::from(payload))
+}
 
 /// What is known of a process: whether it repeats its requests.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Pod, Zeroable)]
@@ -350,6 +373,51 @@ mod tests {
         ] {
             let request = std::format!("POST / HTTP/1.1\r\n{other}\r\n\r\n\nidempotency-key: 1");
             assert_eq!(search(request.as_bytes()), HAS_END, "{request}");
+        }
+    }
+
+    #[test]
+    fn pieces_cover_a_request_to_its_last_byte() {
+        for length in 0..COVERED + 1 {
+            let mut covered = FIRST as u32;
+            for at in (0..PIECES).map(|index| piece(index, length)) {
+                assert!(at == 0 || (at <= covered && at + FIRST as u32 <= length));
+                covered = covered.max(at + FIRST as u32 * u32::from(at != 0));
+            }
+            assert_eq!(covered, length.max(FIRST as u32));
+        }
+    }
+
+    #[test]
+    fn whole_is_what_ends_where_it_says() {
+        let whole = |request: &str| {
+            let bytes = request.as_bytes();
+            let word = |index: u32| {
+                let at = index as usize * 8;
+                let mut word = [0; 8];
+                for (to, from) in word.iter_mut().zip(bytes.iter().skip(at)) {
+                    *to = *from;
+                }
+                u64::from_le_bytes(word)
+            };
+            let mut search = Search::new(bytes.len() as u32);
+            while !search.step(word) {}
+            is_whole(&search, word, bytes.len() as u32)
+        };
+        for (rest, expected) in [
+            ("Content-Length: 2\r\n\r\n{}", true),
+            ("Content-Length: 2\r\n\r\n{", false),
+            ("Content-Length: 2\r\n\r\n", false),
+            ("Content-Length: 2\r\n\r\n{}POST", false),
+            ("Content-Length: 0\r\n\r\n", true),
+            ("\r\n", false),
+            ("\r\nPOST /b HTTP/1.1\r\n\r\n", false),
+            ("A: b\r\n", false),
+            ("Content-Length: 2\r\nContent-Length: 2\r\n\r\n{}", false),
+            ("Transfer-Encoding: chunked\r\n\r\n0\r\n\r\n", false),
+        ] {
+            let request = std::format!("POST /a HTTP/1.1\r\nHost: b\r\n{rest}");
+            assert_eq!(whole(&request), expected, "{request}");
         }
     }
 

@@ -11,8 +11,8 @@ use agent_common::{
     Event, EventKind, Mode, OTHER_ROW, Retries, Row, Stamp, Verdict,
     event::{EVENT_QUIET, EVENT_REFUSED, EVENT_WOULD},
     method::{
-        self, ASKED_SLOTS, Asked, FIRST, HAS_END, HEAD_END, REFUSED_TICKS, SEARCHED, SOME, STEPS,
-        TAIL, TAIL_WITHIN, WINDOW,
+        self, ASKED_SLOTS, Asked, COVERED, FIRST, HAS_END, PIECES, REFUSED_TICKS, SEARCHED, SOME,
+        STEPS, WINDOW,
     },
     pace::{self, Pace},
     retry::{ENDED_UNANSWERED, NTH, TASK_SLOTS, is_retry, is_to_come, owner, place, tick},
@@ -27,7 +27,7 @@ use aya_ebpf::{
 };
 
 use crate::{
-    atomics, events, maps,
+    atomics, events, head, maps,
     opaque::{hidden, hidden64},
     retries, rows,
     segment::{self, Segment},
@@ -197,8 +197,16 @@ pub unsafe fn asks(skb: *mut __sk_buff, stamp: *mut Stamp, row: *mut Row) -> i32
             // It is sent again, with more behind it.
             return PASS;
         }
-        let printed = hidden64(printed(skb, segment));
-        let print = printed as u32;
+        let begun = hidden64(begun(skb, segment));
+        let method = hidden(begun as u32 & METHOD);
+        let print = if begun == 0 {
+            0
+        } else if method == 0 {
+            method::print(begun, method)
+        } else {
+            method::print(mixed_on(skb, segment, begun), method)
+        };
+        let print = hidden(print);
         let before = *asked;
         (*asked).sent = print;
         (*asked).failed = 0;
@@ -218,13 +226,12 @@ pub unsafe fn asks(skb: *mut __sk_buff, stamp: *mut Stamp, row: *mut Row) -> i32
             )
         };
         let repeats = hidden(repeats);
-        let method = (printed >> METHOD_SHIFT) as u32 & METHOD_MASK;
         if repeats == OTHER || method == 0 || search(skb, segment) != HAS_END {
             return PASS;
         }
         atomics::add32(&raw mut (*retries).non_idempotent, 1);
         let mut fate = PASSES;
-        if repeats == SAME && printed & HEAD_ALONE == 0 {
+        if repeats == SAME && is_whole(skb, segment) {
             fate = may(stamp, row);
         }
         let fate = hidden(fate);
@@ -409,6 +416,7 @@ unsafe fn tell(
             generation: (*stamp).generation,
             at_ns: now,
             seq: cookie,
+            timeout_ms: unpack_request(atomics::load(&raw const (*stamp).request)).0,
             outcome: method,
             pid: (*stamp).pid,
             tid: (*stamp).tid,
@@ -422,17 +430,34 @@ unsafe fn tell(
 /// Bits of an exchange's number.
 const EXCHANGE_NUMBERS: u16 = (1 << 14) - 1;
 
-/// Where [`printed`] has the method.
-const METHOD_SHIFT: u32 = 32;
-/// See [`METHOD_SHIFT`].
-const METHOD_MASK: u32 = 0xff;
-/// In what [`printed`] returns: the request has no body, or its body comes by itself.
-const HEAD_ALONE: u64 = 1 << 40;
+/// Bits of what [`begun`] returns that are the method.
+const METHOD: u32 = 3;
+/// Set in it.
+const BEGUN: u64 = 4;
 
-/// The print of a request ([`method::print`]), its method, and whether its head came alone, in one word; 0
-/// where it is too short.
+/// Whether the print has every byte of the request, to the end of its body.
 #[inline(never)]
-unsafe fn printed(skb: *mut __sk_buff, segment: &Segment) -> u64 {
+unsafe fn is_whole(skb: *mut __sk_buff, segment: &Segment) -> bool {
+    // SAFETY: by the caller, map memory.
+    unsafe {
+        let payload = hidden(segment.payload);
+        if payload > COVERED {
+            return false;
+        }
+        let head = head::of_request(skb, segment);
+        if head.is_null() {
+            return false;
+        }
+        let is_whole = method::is_whole(&(*head).search, |index| head::word(head, index), payload);
+        let is_whole = hidden(u32::from(is_whole));
+        head::release(head);
+        is_whole != 0
+    }
+}
+
+/// What a request's print is made of, its first bytes and its method; 0 where it is too short.
+#[inline(never)]
+unsafe fn begun(skb: *mut __sk_buff, segment: &Segment) -> u64 {
     const HALF: u32 = FIRST as u32 / 2;
     const QUARTER: u32 = FIRST as u32 / 4;
     let (at, payload) = (segment.offset, hidden(segment.payload));
@@ -460,37 +485,61 @@ unsafe fn printed(skb: *mut __sk_buff, segment: &Segment) -> u64 {
         }
         let method = hidden(method::method(words[0]));
         let mut mix = method::mixed_all(0, &words);
-        if payload > FIRST as u32 && method::goes_on(&words) {
+        if method == 0 && payload > FIRST as u32 && method::goes_on(&words) {
             let rest = hidden(payload - FIRST as u32).min(FIRST as u32);
             if load(skb, at + rest, to, FIRST as u32) != 0 {
                 return 0;
             }
             mix = method::mixed_all(mix, &words);
         }
-        let mut is_alone = 0;
-        if method != 0 {
-            let mut last = 0_u32;
-            if load(skb, at + payload - 4, (&raw mut last).cast(), 4) != 0 {
-                return 0;
-            }
-            if last == HEAD_END {
-                is_alone = HEAD_ALONE;
-            } else if payload >= FIRST as u32 {
-                let within = if payload > TAIL_WITHIN {
-                    TAIL_WITHIN
-                } else {
-                    payload
-                };
-                let mut tail = [0_u64; TAIL / 8];
-                let to = tail.as_mut_ptr().cast();
-                if load(skb, at + within - TAIL as u32, to, TAIL as u32) != 0 {
-                    return 0;
-                }
-                mix = method::mixed_all(mix, &tail);
-            }
+        hidden64(mix) & !(BEGUN | u64::from(METHOD)) | BEGUN | u64::from(method)
+    }
+}
+
+/// What a step of [`mixed_on`] is told, and what it tells.
+struct Mixing {
+    skb: *mut __sk_buff,
+    offset: u32,
+    /// Bytes of the request that are printed, at least [`FIRST`] for there to be a step.
+    length: u32,
+    mix: u64,
+}
+
+/// The print of a request that is not idempotent, behind its first bytes: [`COVERED`] of it, and its length.
+#[inline(never)]
+unsafe fn mixed_on(skb: *mut __sk_buff, segment: &Segment, mix: u64) -> u64 {
+    let payload = hidden(segment.payload);
+    let mut mixing = Mixing {
+        skb,
+        offset: segment.offset,
+        length: hidden(payload.min(COVERED)),
+        mix: method::mixed(mix, u64::from(hidden(payload.min(COVERED + 1)))),
+    };
+    // SAFETY: by the caller. A loop that the verifier walks through once.
+    unsafe {
+        let piece = piece as unsafe extern "C" fn(u32, *mut Mixing) -> i64;
+        bpf_loop(PIECES, piece as *mut _, (&raw mut mixing).cast(), 0);
+        (&raw const mixing.mix).read_volatile()
+    }
+}
+
+/// A piece more of a request; 1 when there is none.
+unsafe extern "C" fn piece(index: u32, mixing: *mut Mixing) -> i64 {
+    // SAFETY: what `mixed_on` has given, and nobody else has.
+    unsafe {
+        let at = method::piece(index, (*mixing).length);
+        if at == 0 {
+            return 1;
         }
-        let print = method::print(hidden64(mix), method);
-        u64::from(print) | (u64::from(method) << METHOD_SHIFT) | is_alone
+        let mut words = [0_u64; FIRST / 8];
+        let to = words.as_mut_ptr().cast();
+        // (What cannot be read is nothing that is the same twice.)
+        let mut mix = (*mixing).mix;
+        if load((*mixing).skb, (*mixing).offset + at, to, FIRST as u32) != 0 {
+            mix ^= bpf_ktime_get_ns();
+        }
+        (*mixing).mix = method::mixed_all(mix, &words);
+        0
     }
 }
 

@@ -8,6 +8,7 @@ use std::{
     time::Duration,
 };
 
+use rustix::process::Signal;
 use serde_json::Value;
 use tests::{
     agent::Agent,
@@ -64,13 +65,14 @@ def ask(*words, times=1, **more):
     finally:
         s.close()
 
-def apart(*words, body):
+def apart(*words, body, rest=None):
     s = socket.create_connection(TO)
     s.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     try:
         whole = request(*words, body=body)
-        s.sendall(whole[:-len(body)])
-        s.sendall(whole[-len(body):])
+        rest = rest or len(body)
+        s.sendall(whole[:-rest])
+        s.sendall(whole[-rest:])
         return first_line(s)
     finally:
         s.close()
@@ -183,7 +185,7 @@ struct Case {
     non_idempotent: u64,
 }
 
-const CASES: [Case; 12] = [
+const CASES: [Case; 15] = [
     Case {
         name: "a post that is repeated",
         calls: ["ask('POST /bad/order', body='{}')"; 2],
@@ -192,6 +194,11 @@ const CASES: [Case; 12] = [
     Case {
         name: "without a body",
         calls: ["ask('PATCH /bad/order')"; 2],
+        non_idempotent: 1,
+    },
+    Case {
+        name: "LOCK",
+        calls: ["ask('LOCK /ill/order', body='{}')"; 2],
         non_idempotent: 1,
     },
     Case {
@@ -250,6 +257,22 @@ const CASES: [Case; 12] = [
         ],
         non_idempotent: 0,
     },
+    Case {
+        name: "a body with another middle",
+        calls: [
+            "ask('POST /bad/order', body='a' * 400 + '7' + 'b' * 400)",
+            "ask('POST /bad/order', body='a' * 400 + '8' + 'b' * 400)",
+        ],
+        non_idempotent: 0,
+    },
+    Case {
+        name: "a body that may be the same, as far as it is compared",
+        calls: [
+            "ask('POST /bad/order', body='a' * 1400 + '7' + 'b' * 400)",
+            "ask('POST /bad/order', body='a' * 1400 + '8' + 'b' * 400)",
+        ],
+        non_idempotent: 1,
+    },
 ];
 
 #[test]
@@ -266,7 +289,9 @@ fn what_counts() {
         ));
         scene.program.run(&format!("TO = ('10.77.0.2', {port})"));
         for call in case.calls {
-            assert_eq!(scene.do_(call), "", "{}", case.name);
+            let is_ill = call.contains("/ill");
+            let expected = if is_ill { "HTTP/1.1 503 No" } else { "" };
+            assert_eq!(scene.do_(call), expected, "{}", case.name);
         }
         let destination = format!("10.77.0.2:{port}");
         let quiet = |row: &Value| row["in_flight"] == 0;
@@ -360,6 +385,35 @@ fn what_is_sent_behind_a_refused_request_does_not_leave() {
     assert_eq!(scene.reached("POST"), 1);
     let row = scene.row();
     assert_eq!(row["retry"]["non_idempotent_refused"], 15, "{row:#}");
+    // What was refused within a second of another is told when it is over.
+    wait::until("fifteen told", SOON, || {
+        let counts = scene.events(1);
+        let told: u64 = (counts.iter())
+            .filter_map(|event| event["count"].as_u64())
+            .sum();
+        assert!(told <= 15, "{counts:#?}");
+        (told == 15).then_some(())
+    });
+}
+
+/// An agent that is stopped refuses nothing: the request leaves with its next resend, and is answered. What the
+/// agent was told before is void by then.
+#[test]
+fn a_request_that_has_left_after_all_is_not_ended() {
+    let mut scene = Scene::new(REFUSES);
+    let post = "('POST /ill/order', body='{\"id\": 7}')";
+    assert_eq!(scene.do_(&format!("ask{post}")), "HTTP/1.1 503 No");
+    scene.agent.signal(Signal::STOP);
+    let got = scene.do_(&format!("kept{post}"));
+    scene.agent.signal(Signal::CONT);
+    assert_eq!(got, "HTTP/1.1 503 No");
+    // It has taken up what was to be done.
+    let row = scene.row();
+    assert_eq!(row["retry"]["non_idempotent"], 1, "{row:#}");
+    assert_eq!(row["retry"]["non_idempotent_refused"], 0, "{row:#}");
+    scene.events(1);
+    assert_eq!(scene.do_("kept('GET /order')"), "HTTP/1.1 200 OK");
+    assert_eq!(scene.row()["attempts"], 2);
 }
 
 #[test]
@@ -408,6 +462,43 @@ fn a_body_that_comes_by_itself_is_in_doubt() {
     let row = scene.row();
     assert_eq!(row["retry"]["non_idempotent"], 1, "{row:#}");
     assert_eq!(row["retry"]["non_idempotent_refused"], 0, "{row:#}");
+}
+
+/// Refused is only what was compared to its last byte, wherever the difference may lie.
+#[test]
+fn what_differs_anywhere_or_is_not_known_to_the_end_is_never_refused() {
+    let mut scene = Scene::new(REFUSES);
+    let calls = [
+        // Nowhere the same.
+        "ask('POST /bad/order', body='a' * 400 + '{}' + 'b' * 400)",
+        // Longer than what is compared.
+        "ask('POST /bad/long', body='a' * 1800 + '{}' + 'b' * 50)",
+        // The last bytes come later.
+        "apart('POST /bad/late', body='a' * 100 + '{}', rest=1)",
+        // It comes in chunks, of which there may be more.
+        "ask('POST /bad/chunks', 'Transfer-Encoding: chunked\\r\\n\\r\\n1\\r\\n{}')",
+        // It says nothing of its end that holds.
+        "ask('POST /bad/twice', 'Content-Length: 1', body='{}')",
+    ];
+    for (at, call) in calls.iter().enumerate() {
+        for number in 0..2 {
+            // Only the first ones differ within what was looked at.
+            let number = if at < 3 { number } else { 7 };
+            let got = scene.do_(&call.replace("{}", &number.to_string()));
+            // (It has not read the chunk.)
+            assert!(
+                got == "" || got == i64::from(libc::ECONNRESET),
+                "{call}: {got}"
+            );
+        }
+    }
+    let row = scene.row();
+    assert_eq!(row["attempts"], 10, "{row:#}");
+    assert_eq!(row["retry"]["non_idempotent_refused"], 0, "{row:#}");
+    // And one that is the same to the last byte is.
+    let post = "ask('POST /bad/order', body='a' * 801)";
+    assert_eq!(scene.do_(post), "");
+    assert_eq!(scene.do_(post), ECONNABORTED);
 }
 
 /// A program that keeps its connection, and asks for something else each time but when something has failed.

@@ -190,8 +190,10 @@ fn retries(row: &Row) -> String {
         refused.retry_limit + would.retry_limit,
         refused.retry_budget + would.retry_budget,
         row.held.backoff,
+        retry.non_idempotent,
+        retry.live,
     ];
-    if is_bounded == [0; 4] {
+    if is_bounded == [0; 6] {
         return String::new();
     }
     let mut text = format!(
@@ -200,6 +202,19 @@ fn retries(row: &Row) -> String {
         retry.ratio * 100.0,
         retry.amplification
     );
+    for (number, of) in [
+        (retry.live, "on kept connections"),
+        (retry.non_idempotent, "not idempotent"),
+        (retry.non_idempotent_refused, "of those refused"),
+        (
+            retry.non_idempotent_would_refuse,
+            "of those would be refused",
+        ),
+    ] {
+        if number != 0 {
+            let _ = write!(text, ", {} {of}", count(number));
+        }
+    }
     match policy.limit {
         Some(limit) => {
             let _ = write!(text, "; at most {limit} an operation");

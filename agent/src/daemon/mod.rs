@@ -24,6 +24,7 @@ pub mod plan;
 pub mod priority;
 pub mod reactor;
 mod refusals;
+mod repeated;
 pub mod requests;
 pub mod scrape;
 pub mod settle;

@@ -4,12 +4,11 @@
 //! itself and the notices of the event thread. Orders are in `requests`, what comes round by itself
 //! in `upkeep`.
 
-use std::{collections::HashMap, path::PathBuf, sync::Arc};
+use std::{path::PathBuf, sync::Arc};
 
 use agent_common::{
     EventKind, Mode, OTHER_ROW, Row as KernelRow, Settings, Verdict,
-    event::{EVENT_OUR_TIMEOUT, EVENT_REFUSED, EVENT_WOULD},
-    method::METHODS,
+    event::{EVENT_OUR_TIMEOUT, EVENT_WOULD},
     row::ROW_PROTECTED,
     verdict::{STATE_FORCED_CLOSED, STATE_FORCED_OPEN},
 };
@@ -27,6 +26,7 @@ use super::{
     plan::{Plan, Ticks},
     reactor::{Command, Commander, Notice, Reactor},
     refusals::Refusals,
+    repeated::Repeated,
     takeover::Heir,
     tally::{Subject, Tally},
     view,
@@ -118,8 +118,7 @@ pub struct Node {
     pub(super) losses_at: Nanos,
     /// Refusals and held connects, and what of them was told.
     pub(super) refusals: Refusals,
-    /// By row: requests repeated that are not idempotent, when the last event told of them.
-    pub(super) repeated: HashMap<RowId, u32>,
+    pub(super) repeated: Repeated,
     pub(super) lost: u64,
     /// An agent that is taking over.
     pub(super) heir: Option<Heir>,
@@ -181,7 +180,7 @@ impl Node {
             unnamed: Vec::new(),
             losses_at: Nanos(0),
             refusals: Refusals::default(),
-            repeated: HashMap::new(),
+            repeated: Repeated::default(),
             lost: 0,
             heir: None,
             handed_over: false,
@@ -405,33 +404,6 @@ impl Node {
         };
         self.tally
             .failure(&self.journal, &self.table, id, event, subject, time);
-    }
-
-    fn repeated(&mut self, id: RowId, event: &agent_common::Event) {
-        let Some(row) = self.shown(id) else { return };
-        let total = self.table.retries(id.index).non_idempotent;
-        let before = self.repeated.insert(id, total).unwrap_or_default();
-        let is_would = event.flags & EVENT_WOULD != 0;
-        let method = (event.outcome as usize).checked_sub(1);
-        let method = method.and_then(|number| METHODS.get(number));
-        self.journal.publish(
-            WallClock::read().at(Nanos(event.at_ns)),
-            Event::NonIdempotent {
-                destination: view::destination(id, &row),
-                workload: view::workload(id, &row, &mut self.names),
-                netns: netns(&row),
-                method: (*method.unwrap_or(&"?")).to_owned(),
-                refused: is_would || event.flags & EVENT_REFUSED != 0,
-                count: u64::from(total.wrapping_sub(before)).max(1),
-                pid: event.pid,
-                comm: comm(&event.comm),
-                mode: if is_would {
-                    api::Mode::Observe
-                } else {
-                    api::Mode::Enforce
-                },
-            },
-        );
     }
 }
 

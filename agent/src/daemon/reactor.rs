@@ -30,7 +30,12 @@ use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use tokio::sync::{mpsc, oneshot};
 
 use super::{
-    canary::Hidden, dialer::Dial, plan::Plan, priority, view::Views, waiting::drain::Drain,
+    canary::Hidden,
+    dialer::Dial,
+    plan::Plan,
+    priority,
+    view::Views,
+    waiting::drain::{Drain, Refused},
 };
 use crate::{
     control::api::Cause,
@@ -414,7 +419,12 @@ impl Worker {
             EventKind::REPEATED => {
                 if event.flags & EVENT_REFUSED != 0 {
                     // A thread that is gone is noticed by whoever runs the loop.
-                    let _ = self.drains.send(Drain::Refused(row, event.seq));
+                    let _ = self.drains.send(Drain::Refused(Refused {
+                        row,
+                        cookie: event.seq,
+                        number: event.timeout_ms,
+                        at: Nanos(event.at_ns),
+                    }));
                 }
                 if event.flags & EVENT_QUIET == 0 {
                     self.notify(Notice::Kernel(*event));

@@ -77,6 +77,7 @@ impl Node {
         let rows: Vec<RowId> = self.table.used().map(|(id, _)| id).collect();
         for id in rows {
             self.tell_rest(id, Timestamp::now());
+            self.tell_repeated_rest(id);
         }
     }
 

@@ -48,6 +48,7 @@ impl Node {
         }
         self.follow_names(now);
         self.tell_refusals(now);
+        self.tell_repeated_due(now);
         self.journal.flush(Timestamp::now());
         if let Some(change) = self.waiting.check(now) {
             self.standstill(change);
@@ -254,7 +255,7 @@ impl Node {
             }
             self.evictions.give_up(&mut self.kernel, &leaving)?;
             for row in &rows {
-                self.repeated.remove(row);
+                self.repeated.forget(*row);
                 self.tally.forget(*row);
                 self.naming.forget(*row);
                 self.orders.forget(*row);

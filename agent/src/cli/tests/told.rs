@@ -64,6 +64,15 @@ fn retries_are_shown_with_what_bounds_them() {
         "3 (75 % of the attempts), 4.00 attempts an operation; at most 3 an operation, budget 10 %: 97 \
          left, held up to 100ms, doubled up to 1s"
     );
+    let mut repeated = row("10.0.0.5:80");
+    repeated.retry.live = 2;
+    repeated.retry.non_idempotent = 5;
+    repeated.retry.non_idempotent_refused = 4;
+    assert_eq!(
+        line(&detail(repeated), "retries").unwrap(),
+        "0 (0 % of the attempts), 0.00 attempts an operation, 2 on kept connections, 5 not idempotent, 4 of \
+         those refused; any number an operation"
+    );
     assert_eq!(
         line(&text, "held").unwrap(),
         "3 backoff, before a retry's SYN"

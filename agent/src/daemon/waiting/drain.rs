@@ -18,7 +18,7 @@ use std::{
     time::Duration,
 };
 
-use agent_common::{Mode, Row, Stamp, verdict::STATE_OPEN};
+use agent_common::{Mode, Row, Stamp, stamp::unpack_request, verdict::STATE_OPEN};
 use anyhow::{Context as _, Result};
 
 use super::{
@@ -27,8 +27,9 @@ use super::{
     is_ours, row_of,
 };
 use crate::{
-    core::RowId,
+    core::{Nanos, RowId},
     daemon::{plan::Plan, reactor::Command},
+    kernel::clock,
     policy::OnOpen,
     sockets::{abort::Fate, look::Look},
 };
@@ -40,14 +41,43 @@ const AGAIN: Duration = Duration::from_secs(1);
 /// has been silent in both directions for this long, ms.
 const SILENT_MS: u32 = 1_000;
 
+/// How long an order to end a refused request's connection holds: less than the kernel refuses it for, and than
+/// it takes the agent for awake.
+const VOID: Nanos = Nanos::from_secs(2);
+
 /// What the thread is told.
 pub enum Drain {
     /// A breaker has opened whose policy ends connections.
     Opened(RowId),
-    /// The kernel has refused a request of this row, on the socket with this cookie.
-    Refused(RowId, u64),
+    /// The kernel has refused a request.
+    Refused(Refused),
     /// A new configuration.
     Plan(Arc<Plan>),
+}
+
+/// A request that has not left.
+#[derive(Clone, Copy, Debug)]
+pub struct Refused {
+    /// Its connection's row.
+    pub row: RowId,
+    /// Its socket.
+    pub cookie: u64,
+    /// Number of the exchange before it on its connection ([`unpack_request`]).
+    pub number: u32,
+    /// When the kernel has dropped it.
+    pub at: Nanos,
+}
+
+impl Refused {
+    /// Whether it is still so: of a request that leaves after all the kernel counts the exchange, and never
+    /// takes that back. An order that has waited, as in an agent that was stopped, is void in any case: while
+    /// the request is refused, the kernel orders again with each resend.
+    fn is_so(&self, stamp: &Stamp, now: Nanos) -> bool {
+        row_of(stamp) == self.row
+            && stamp.owed().is_none()
+            && unpack_request(stamp.request).0 == self.number
+            && now < self.at + VOID
+    }
 }
 
 /// The thread's handle. It ends when all senders are gone, and is not waited for: it may hang in a
@@ -131,20 +161,20 @@ impl Drainer {
             Drain::Opened(row) => {
                 self.rows.insert(row);
             }
-            Drain::Refused(row, cookie) => self.refuse(row, cookie),
+            Drain::Refused(refused) => self.refuse(refused),
             Drain::Plan(plan) => self.shared.plan = plan,
         }
     }
 
     /// Ends a connection whose request has not left. Should that fail, the kernel lets the request pass, or
     /// refuses it again.
-    fn refuse(&mut self, id: RowId, cookie: u64) {
-        let shared = &self.shared;
+    fn refuse(&mut self, refused: Refused) {
+        let (shared, cookie) = (&self.shared, refused.cookie);
         let is_wanted = |stamp: &Stamp| {
-            row_of(stamp) == id && stamp.owed().is_none() && shared.table.mode() == Mode::ENFORCE
+            refused.is_so(stamp, clock::now()) && shared.table.mode() == Mode::ENFORCE
         };
         let stamp = shared.connections.get(cookie).filter(is_wanted);
-        let (Some(stamp), Some(row)) = (stamp, shared.row(id)) else {
+        let (Some(stamp), Some(row)) = (stamp, shared.row(refused.row)) else {
             return;
         };
         let pids = likely([(stamp.pid, row.last_pid)].into_iter());
@@ -265,4 +295,54 @@ fn is_idle(stamp: &Stamp, look: &Look) -> bool {
         tcp.last_data_sent_ms >= SILENT_MS && tcp.last_data_recv_ms >= SILENT_MS
     });
     stamp.owed().is_none() && !look.has_unread() && look.send_queue == 0 && silent
+}
+
+#[cfg(test)]
+mod tests {
+    use agent_common::stamp::pack_request;
+    use bytemuck::Zeroable as _;
+
+    use super::*;
+
+    const REFUSED: Refused = Refused {
+        row: RowId {
+            index: 3,
+            incarnation: 1,
+        },
+        cookie: 7,
+        number: 2,
+        at: Nanos::from_secs(100),
+    };
+
+    /// What the kernel has when it drops the third request, an answered one behind it.
+    fn refused() -> Stamp {
+        Stamp {
+            row: 3,
+            incarnation: 1,
+            request: pack_request(2, 1),
+            answers: 2,
+            ..Stamp::zeroed()
+        }
+    }
+
+    #[test]
+    fn a_request_that_has_left_since_is_not_ended() {
+        assert!(REFUSED.is_so(&refused(), REFUSED.at));
+        let mut left = refused();
+        left.request = pack_request(3, 1);
+        assert!(!REFUSED.is_so(&left, REFUSED.at));
+        // Nor when it was answered.
+        left.answers = 3;
+        assert!(!REFUSED.is_so(&left, REFUSED.at));
+        let mut other = refused();
+        other.incarnation = 2;
+        assert!(!REFUSED.is_so(&other, REFUSED.at));
+    }
+
+    #[test]
+    fn an_order_that_has_waited_is_void() {
+        let late = |ms| REFUSED.is_so(&refused(), REFUSED.at + Nanos::from_millis(ms));
+        assert!(late(1_999));
+        assert!(!late(2_000));
+    }
 }
