@@ -53,6 +53,20 @@ pub const BODY_CHUNKED: u32 = 2;
 pub const BODY_CHUNKED_PAUSED: u32 = 3;
 /// What comes is no HTTP any more, or ends with the connection: for all of its life.
 pub const BODY_ENDLESS: u32 = 4;
+/// The connection was handed over: neither side speaks HTTP any more, for all of its life ([`hands_over`]).
+/// Known by every policy.
+pub const BODY_UPGRADED: u32 = 5;
+
+/// Whether an answer with this status line ([`crate::classify::status_line`]) hands the connection over to
+/// something that is no HTTP: 101, and a good one to CONNECT (RFC 9110, sections 15.2.2 and 9.3.6). What the
+/// client sends from there on begins no request, whatever it looks like.
+#[inline(always)]
+pub const fn hands_over(line: u64, asks: u32) -> bool {
+    const HTTP_101: u64 = u64::from_le_bytes(*b"\x00101HTTP");
+    const HTTP_2XX: u64 = u64::from_le_bytes(*b"\x002\0\0HTTP");
+    const CLASS: u64 = u64::from_le_bytes([0xff, 0xff, 0, 0, 0xff, 0xff, 0xff, 0xff]);
+    line == HTTP_101 || (asks == ASKS_TUNNEL && line & CLASS == HTTP_2XX)
+}
 
 /// What a request asks for, and whether it may have a body ([`HAS_BODY`]), from its first four bytes.
 #[inline(always)]

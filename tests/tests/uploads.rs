@@ -273,6 +273,50 @@ fn the_rest_after_an_early_answer() {
     scene.expect(&[("responses", 1)]);
 }
 
+/// Once a connection was handed over, nothing that the client sends is a request, whatever it looks like.
+#[test]
+fn nothing_is_asked_on_a_connection_that_was_handed_over() {
+    need!("python3");
+    let scene = Scene::new("up-upgrade", &config(), |mut stream| {
+        // Behind an ordinary one: a CONNECT with which a connection begins makes it a tunnel from the start.
+        for answer in [
+            "HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok",
+            "HTTP/1.1 101 UPGRADED\r\nConnection: Upgrade\r\nUpgrade: tcp\r\n\r\n",
+        ] {
+            let Some(head) = read_head(&mut stream) else {
+                return;
+            };
+            let answer = if head.starts_with("CONNECT") {
+                "HTTP/1.1 200 Connected\r\n\r\n"
+            } else {
+                answer
+            };
+            let _ = stream.write_all(answer.as_bytes());
+        }
+        wait_end(stream);
+    });
+    let mut python = scene.python();
+    for (i, upgrade) in [
+        "head('/containers/x/attach', 'Upgrade: tcp\\r\\nContent-Length: 0')",
+        "b'CONNECT a:4222 HTTP/1.1\\r\\nHost: a\\r\\n\\r\\n'",
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        python.value(CONNECT);
+        python.value(r"pieces([b'GET / HTTP/1.1\r\nHost: x\r\n\r\n'])");
+        assert_eq!(python.value("s.recv(99)[-2:].decode()"), "ok");
+        python.value(&format!("pieces([{upgrade}])"));
+        assert_ne!(python.value("len(s.recv(99))"), 0, "{upgrade}");
+        python.value(r"pieces([b'HELLO WORLD\n', b'GET /x HTTP/1.1\r\n\r\n', b'PUB x 5\r\n'])");
+        python.value(&format!(
+            "{PAUSES} or s.sendall(b'alive') or s.close() or 0"
+        ));
+        let row = scene.expect(&[("responses", 2 * (i as u64 + 1))]);
+        assert_eq!(judged(&row), (2 * (i as u64 + 1), 0), "{row:#}");
+    }
+}
+
 /// A program that gives up in the middle of its own upload has waited for nobody; one that has sent all has.
 #[test]
 fn nobody_is_given_up_on_in_the_middle() {
