@@ -215,7 +215,7 @@ impl Search {
 
 /// Whether a Transfer-Encoding is "chunked", and no more.
 #[inline(always)]
-pub(crate) fn is_chunked(word: &impl Fn(u32) -> u64, at: u32) -> bool {
+fn is_chunked(word: &impl Fn(u32) -> u64, at: u32) -> bool {
     let (coding, _) = value(word, at);
     coding & FIRST_7 | SMALL & FIRST_7 == CHUNKED && is_line_end(coding >> 56)
 }
@@ -303,6 +303,12 @@ fn two(word: &impl Fn(u32) -> u64, at: u32) -> (u64, u64) {
     (join(first, second), join(second, third))
 }
 
+/// The byte at an offset.
+#[inline(always)]
+pub(crate) fn byte(word: &impl Fn(u32) -> u64, at: u32) -> u8 {
+    (word((at / 8) & (SEARCHED / 8 - 1)) >> (at % 8 * 8)) as u8
+}
+
 /// The 16 bytes of a header's value, without a space before them.
 #[inline(always)]
 fn value(word: &impl Fn(u32) -> u64, at: u32) -> (u64, u64) {
@@ -322,7 +328,7 @@ fn next(first: u64, second: u64) -> (u64, u64) {
 
 /// The number that a header's value is; [`u64::MAX`] for anything else, and for more than ten digits.
 #[inline(always)]
-pub(crate) fn number(word: &impl Fn(u32) -> u64, at: u32) -> u64 {
+fn number(word: &impl Fn(u32) -> u64, at: u32) -> u64 {
     const DIGITS: u32 = 10;
     let (mut first, mut second) = value(word, at);
     let mut number = 0;

@@ -60,8 +60,7 @@ unsafe fn search(skb: *mut __sk_buff, stamp: *mut Stamp, segment: &Segment) {
         if head.is_null() {
             return;
         }
-        let word = |index| head::word(head, index);
-        let (what, length) = request::end(&(*head).search, word);
+        let (what, length) = request::end(&(*head).search, &(*head).value);
         let (what, length) = (hidden(what), hidden64(length));
         head::release(head);
         let (bound, laps) = request::laps(segment.begin(), length);
