@@ -187,7 +187,8 @@ fn word(head: &[u8; HEAD]) -> u32 {
     u32::from_ne_bytes([head[0], head[1], head[2], head[3]])
 }
 
-/// Whether a payload begins with one of the usual methods of HTTP/1.
+/// Whether a payload begins with one of the usual methods of HTTP/1, WebDAV's with a body among them
+/// (PROPFIND, PROPPATCH, REPORT).
 #[inline(always)]
 pub fn is_http_method(head: &[u8; HEAD]) -> bool {
     let first = word(head);

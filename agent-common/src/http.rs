@@ -53,6 +53,20 @@ pub const BODY_CHUNKED: u32 = 2;
 pub const BODY_CHUNKED_PAUSED: u32 = 3;
 /// What comes is no HTTP any more, or ends with the connection: for all of its life.
 pub const BODY_ENDLESS: u32 = 4;
+/// The connection was handed over: neither side speaks HTTP any more, for all of its life ([`hands_over`]).
+/// Known by every policy.
+pub const BODY_UPGRADED: u32 = 5;
+
+/// Whether an answer with this status line ([`crate::classify::status_line`]) hands the connection over to
+/// something that is no HTTP: 101, and a good one to CONNECT (RFC 9110, sections 15.2.2 and 9.3.6). What the
+/// client sends from there on begins no request, whatever it looks like.
+#[inline(always)]
+pub const fn hands_over(line: u64, asks: u32) -> bool {
+    const HTTP_101: u64 = u64::from_le_bytes(*b"\x00101HTTP");
+    const HTTP_2XX: u64 = u64::from_le_bytes(*b"\x002\0\0HTTP");
+    const CLASS: u64 = u64::from_le_bytes([0xff, 0xff, 0, 0, 0xff, 0xff, 0xff, 0xff]);
+    line == HTTP_101 || (asks == ASKS_TUNNEL && line & CLASS == HTTP_2XX)
+}
 
 /// What a request asks for, and whether it may have a body ([`HAS_BODY`]), from its first four bytes.
 #[inline(always)]
@@ -201,7 +215,7 @@ impl Search {
 
 /// Whether a Transfer-Encoding is "chunked", and no more.
 #[inline(always)]
-pub(crate) fn is_chunked(word: &impl Fn(u32) -> u64, at: u32) -> bool {
+fn is_chunked(word: &impl Fn(u32) -> u64, at: u32) -> bool {
     let (coding, _) = value(word, at);
     coding & FIRST_7 | SMALL & FIRST_7 == CHUNKED && is_line_end(coding >> 56)
 }
@@ -289,6 +303,12 @@ fn two(word: &impl Fn(u32) -> u64, at: u32) -> (u64, u64) {
     (join(first, second), join(second, third))
 }
 
+/// The byte at an offset.
+#[inline(always)]
+pub(crate) fn byte(word: &impl Fn(u32) -> u64, at: u32) -> u8 {
+    (word((at / 8) & (SEARCHED / 8 - 1)) >> (at % 8 * 8)) as u8
+}
+
 /// The 16 bytes of a header's value, without a space before them.
 #[inline(always)]
 fn value(word: &impl Fn(u32) -> u64, at: u32) -> (u64, u64) {
@@ -308,7 +328,7 @@ fn next(first: u64, second: u64) -> (u64, u64) {
 
 /// The number that a header's value is; [`u64::MAX`] for anything else, and for more than ten digits.
 #[inline(always)]
-pub(crate) fn number(word: &impl Fn(u32) -> u64, at: u32) -> u64 {
+fn number(word: &impl Fn(u32) -> u64, at: u32) -> u64 {
     const DIGITS: u32 = 10;
     let (mut first, mut second) = value(word, at);
     let mut number = 0;

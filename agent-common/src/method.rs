@@ -9,7 +9,7 @@ use bytemuck::{Pod, Zeroable};
 use crate::{
     http::Search,
     layout,
-    request::{self, SENDS_LENGTH},
+    request::{self, SENDS_LENGTH, Value},
 };
 
 /// What is remembered of the requests of a connection. Approximate on purpose: two connections may share a
@@ -195,8 +195,8 @@ pub const fn piece(index: u32, length: u32) -> u32 {
 /// Whether a request, whose head was searched, certainly ends with these bytes: they have all of a body whose
 /// length it tells, which may be 0.
 #[inline(always)]
-pub fn is_whole(search: &Search, word: impl Fn(u32) -> u64, payload: u32) -> bool {
-    request::end(search, word) == (SENDS_LENGTH, u64::from(payload))
+pub fn is_whole(search: &Search, value: &Value, payload: u32) -> bool {
+    request::end(search, value) == (SENDS_LENGTH, u64::from(payload))
 }
 
 /// What is known of a process: whether it repeats its requests.
@@ -402,7 +402,9 @@ mod tests {
             };
             let mut search = Search::new(bytes.len() as u32);
             while !search.step(word) {}
-            is_whole(&search, word, bytes.len() as u32)
+            let mut value = Value::of(&search);
+            while !value.step(word) {}
+            is_whole(&search, &value, bytes.len() as u32)
         };
         for (rest, expected) in [
             ("Content-Length: 2\r\n\r\n{}", true),

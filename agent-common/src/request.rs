@@ -6,7 +6,7 @@
 //! last one.
 
 use crate::{
-    http::{self, ASKS, Search, is_before},
+    http::{self, ASKS, SEARCHED, Search, is_before},
     stamp::{PROTOCOL_HTTP1, Stamp},
 };
 
@@ -25,7 +25,7 @@ pub const SENDS_DATA: u32 = 2 << 8;
 pub const SENDS_SIZE: u32 = 3 << 8;
 /// Behind the size of a chunk, in `Stamp::syn_timeout_ticks`, before the end of its line.
 pub const SENDS_LINE: u32 = 4 << 8;
-/// It comes in chunks, and where they end cannot be told.
+/// It has a body, and where that ends cannot be told.
 pub const SENDS_LOST: u32 = 5 << 8;
 /// All of it was sent.
 pub const SENDS_WHOLE: u32 = 6 << 8;
@@ -45,9 +45,9 @@ pub const ONE_LAP: u32 = 1 << 16;
 /// Longest chunk that is followed, bytes.
 const LONGEST_CHUNK: u32 = 1 << 31;
 
-/// Bytes of heads of chunks that are looked at in one segment; where they do not suffice (chunks of fewer
-/// than 20 bytes, in a segment of 64 KiB), the end cannot be told.
-pub const STEPS: u32 = 1 << 14;
+/// Bytes of heads of chunks that are looked at in one segment: as many as an ordinary one has at all. Where they
+/// do not suffice, the end cannot be told.
+pub const STEPS: u32 = 1 << 16;
 
 /// What stays of a connection's word when another request begins.
 #[inline(always)]
@@ -63,28 +63,122 @@ pub const fn asked_on(stage: u32) -> u32 {
 
 /// What the head of a request says of its end: one of the `SENDS_` constants, and of which length it is up
 /// to its end ([`SENDS_LENGTH`]) or up to the first chunk ([`SENDS_DATA`]), head included.
+///
+/// A body that is announced in a way that cannot be read has no end that can be told ([`SENDS_LOST`]): a wait
+/// that is missed harms less than an upload that is ended.
 #[inline(always)]
-pub fn end(search: &Search, word: impl Fn(u32) -> u64) -> (u32, u64) {
-    const UNKNOWN: (u32, u64) = (SENDS_UNKNOWN, 0);
-    if search.body_at == 0 || search.body_at > search.loaded || search.framings > 1 {
-        return UNKNOWN;
+pub fn end(search: &Search, value: &Value) -> (u32, u64) {
+    if search.body_at == 0 || search.body_at > search.loaded {
+        return (SENDS_UNKNOWN, 0);
     }
     let body_at = u64::from(search.body_at);
-    if search.length_at != 0 {
-        let length = http::number(&word, search.length_at);
-        return if length == u64::MAX {
-            UNKNOWN
-        } else {
-            (SENDS_LENGTH, body_at + length)
-        };
-    }
-    if search.coding_at == 0 {
+    if search.coding_at != 0 {
+        // Whatever length is said as well (RFC 9112, section 6.3).
+        if value.is_chunked() {
+            return (SENDS_DATA, body_at);
+        }
+    } else if search.length_at == 0 {
         return (SENDS_WHOLE, 0);
+    } else if search.framings == 1 && value.is_number() {
+        return (SENDS_LENGTH, body_at + value.number);
     }
-    if http::is_chunked(&word, search.coding_at) {
-        (SENDS_DATA, body_at)
-    } else {
-        UNKNOWN
+    (SENDS_LOST, 0)
+}
+
+/// Longest body that is followed, bytes: as many laps as fit into `Stamp::tls_stage`, less a head.
+const LONGEST: u64 = (LAP << 16) - 2 * SEARCHED as u64;
+
+/// Bytes of the value of a header that are looked at, each in a [`Value::step`]: the digits of any length there
+/// is, and spaces; some codings.
+pub const VALUE: u32 = 32;
+
+/// The value of the header that says where a request ends, as far as it was read.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub struct Value {
+    /// What it is as a number.
+    number: u64,
+    /// Its last eight bytes that are no spaces, in small letters.
+    last: u64,
+    /// Where the next byte lies.
+    at: u32,
+    /// One of those below.
+    is: u32,
+    /// 1 behind its last byte.
+    ended: u32,
+}
+
+/// Nothing but spaces so far.
+const IS_EMPTY: u32 = 0;
+/// A number.
+const IS_NUMBER: u32 = 1;
+/// A number, and spaces behind it.
+const IS_OVER: u32 = 2;
+/// No number, or one that is too long.
+const IS_TEXT: u32 = 3;
+
+impl Value {
+    /// Begins to read what matters in a head: Transfer-Encoding, else Content-Length. Where there is
+    /// neither, no step is needed.
+    #[inline(always)]
+    pub const fn of(search: &Search) -> Self {
+        let at = if search.coding_at != 0 {
+            search.coding_at
+        } else {
+            search.length_at
+        };
+        Self {
+            number: 0,
+            last: 0,
+            at,
+            is: IS_EMPTY,
+            ended: (at == 0) as u32,
+        }
+    }
+
+    /// One byte; true when there is no more. `word` gives the words of the head.
+    #[inline(always)]
+    pub fn step(&mut self, word: impl Fn(u32) -> u64) -> bool {
+        if self.ended != 0 {
+            return true;
+        }
+        let byte = http::byte(&word, self.at);
+        self.at += 1;
+        if byte == b'\r' || byte == b'\n' {
+            self.ended = 1;
+            return true;
+        }
+        if byte == b' ' || byte == b'\t' {
+            if self.is == IS_NUMBER {
+                self.is = IS_OVER;
+            }
+            return false;
+        }
+        let digit = byte.wrapping_sub(b'0');
+        if digit < 10 && self.is <= IS_NUMBER && self.number <= LONGEST {
+            self.number = self.number * 10 + u64::from(digit);
+            self.is = IS_NUMBER;
+        } else {
+            self.is = IS_TEXT;
+        }
+        // (Letters become small, and nothing else a letter.)
+        self.last = self.last >> 8 | u64::from(byte | 0x20) << 56;
+        false
+    }
+
+    /// Whether it is a number, with any spaces around it, that is not too long.
+    #[inline(always)]
+    const fn is_number(&self) -> bool {
+        let is_number = self.is == IS_NUMBER || self.is == IS_OVER;
+        is_number && self.ended != 0 && self.number <= LONGEST
+    }
+
+    /// Whether its last element is "chunked".
+    #[inline(always)]
+    const fn is_chunked(&self) -> bool {
+        const CHUNKED: u64 = u64::from_le_bytes(*b"\0chunked");
+        let before = self.last as u8;
+        self.ended != 0 && self.last & !0xff == CHUNKED && (before == 0 || before == b',')
     }
 }
 

@@ -65,7 +65,7 @@ pub struct Stamp {
     /// for (`ASKS_` in [`crate::http`]), and what is known of its end (`SENDS_` in [`crate::request`]).
     pub tls_stage: u32,
     /// What a TLS 1.3 server has sent since the handshake ([`crate::tls::received`]). With HTTP/1: what is
-    /// known of the end of the last answer (`BODY_` in [`crate::http`]).
+    /// known of the end of the last answer, and whether HTTP is spoken at all (`BODY_` in [`crate::http`]).
     pub tls_seen: u32,
     /// Sequence number at which its next record begins; 0: with the next segment. With HTTP/1: the first
     /// one after the last answer, if its length is known.

@@ -1,7 +1,7 @@
 //! What the heads of HTTP/1 answers say of their end.
 
 use agent_common::{
-    Stamp,
+    Stamp, classify,
     http::*,
     request::{HAS_BODY, PIPELINES, SENDS_SIZE},
     stamp::{PHASE_OPEN, PROTOCOL_HTTP1, PROTOCOL_OPAQUE, pack_request},
@@ -35,6 +35,28 @@ fn said(payload: &[u8], asks: u32, old: u8) -> (u32, u32) {
 fn assert_says(head: &str, wanted: (u32, u32)) {
     for old in [0, b'\n', b'\r', 0xff] {
         assert_eq!(said(head.as_bytes(), ASKS_BODY, old), wanted, "{head:?}");
+    }
+}
+
+#[test]
+fn some_answers_hand_the_connection_over() {
+    let line = |answer: &[u8; classify::HEAD]| classify::status_line(answer);
+    let switching = line(b"HTTP/1.1 101 Switching P");
+    let good = line(b"HTTP/1.1 200 Connection ");
+    let also_good = line(b"HTTP/1.0 299 Fine.......");
+    for asks in [ASKS_BODY, ASKS_HEAD, ASKS_ON, ASKS_TUNNEL] {
+        assert!(hands_over(switching, asks));
+        assert_eq!(hands_over(good, asks), asks == ASKS_TUNNEL);
+        assert_eq!(hands_over(also_good, asks), asks == ASKS_TUNNEL);
+        for other in [
+            b"HTTP/1.1 100 Continue...",
+            b"HTTP/1.1 407 Proxy Authe",
+            b"HTTP/1.1 502 Bad Gateway",
+            b"TEXT/1.1 101 no answer..",
+            b"\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0",
+        ] {
+            assert!(!hands_over(line(other), asks), "{other:?}");
+        }
     }
 }
 

@@ -19,7 +19,13 @@ fn said(payload: &[u8], old: u8) -> (u32, u64) {
     };
     let mut search = Search::new(loaded as u32);
     while !search.step(word) {}
-    end(&search, word)
+    let mut value = Value::of(&search);
+    for _ in 0..VALUE {
+        if value.step(word) {
+            break;
+        }
+    }
+    end(&search, &value)
 }
 
 #[track_caller]
@@ -38,24 +44,59 @@ fn heads() {
             "POST / HTTP/1.1\r\nExpect: 100-continue\r\nContent-Length: 9999999999\r\n\r\n",
             9_999_999_999,
         ),
+        // Spaces around it, zeros before it, any size of a file.
+        ("POST / HTTP/1.1\r\ncontent-length:  7\r\n\r\n", 7),
+        ("POST / HTTP/1.1\r\ncontent-length:\t \t70 \t\r\n\r\n", 70),
+        ("POST / HTTP/1.1\r\nContent-Length: 00000000100\n\n", 100),
+        (
+            "POST / HTTP/1.1\r\nContent-Length: 70000000000000\r\n\r\n",
+            70_000_000_000_000,
+        ),
     ] {
         assert_says(head, (SENDS_LENGTH, head.len() as u64 + length));
         let longer = format!("{head}body");
         assert_says(&longer, (SENDS_LENGTH, head.len() as u64 + length));
     }
-    let chunked = "POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n";
-    assert_says(chunked, (SENDS_DATA, chunked.len() as u64));
+    for chunked in [
+        "Transfer-Encoding: chunked",
+        "transfer-encoding:  Chunked \t",
+        "Transfer-Encoding:chunked\r\nContent-Length: 5",
+        "Content-Length: 5\r\nTransfer-Encoding: chunked",
+        "Transfer-Encoding: gzip, chunked",
+        "Transfer-Encoding: gzip ,CHUNKED",
+        "Transfer-Encoding: gzip\r\nTransfer-Encoding: chunked",
+    ] {
+        let head = format!("POST / HTTP/1.1\r\n{chunked}\r\n\r\n");
+        assert_says(&head, (SENDS_DATA, head.len() as u64));
+    }
     assert_says("DELETE / HTTP/1.1\r\nHost: x\r\n\r\n", (SENDS_WHOLE, 0));
+    for lost in [
+        "Content-Length: ",
+        "Content-Length: 5x",
+        "Content-Length: 5 5",
+        "Content-Length: -5",
+        "Content-Length: 5, 5",
+        "Content-Length: 5\r\nContent-Length: 5",
+        "Content-Length: 80000000000000",
+        "Content-Length: 99999999999999999999999999",
+        "Content-Length: 18446744073709551617",
+        "Content-Length:                                5",
+        "Transfer-Encoding: gzip",
+        "Transfer-Encoding: unchunked",
+        "Transfer-Encoding: chunked, gzip",
+        "Transfer-Encoding: chunked;q=1",
+        "Transfer-Encoding: a-coding-that-is-very-long, chunked",
+    ] {
+        assert_says(
+            &format!("POST / HTTP/1.1\r\n{lost}\r\n\r\n"),
+            (SENDS_LOST, 0),
+        );
+    }
     let long = "x".repeat(SEARCHED as usize);
     for unknown in [
         "",
         "POST / HTTP/1.1\r\nContent-Length: 5\r\n",
         "POST / HTTP/1.1\r\nContent-Length: 5\r\n\r",
-        "POST / HTTP/1.1\r\nContent-Length: 12345678901\r\n\r\n",
-        "POST / HTTP/1.1\r\nContent-Length: 5, 5\r\n\r\n",
-        "POST / HTTP/1.1\r\nContent-Length: 5\r\nContent-Length: 5\r\n\r\n",
-        "POST / HTTP/1.1\r\nContent-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n",
-        "POST / HTTP/1.1\r\nTransfer-Encoding: gzip, chunked\r\n\r\n",
         &format!("POST / HTTP/1.1\r\nX: {long}\r\nContent-Length: 5\r\n\r\n"),
     ] {
         assert_says(unknown, (SENDS_UNKNOWN, 0));
@@ -138,6 +179,35 @@ fn follow(known: (u32, u32), begin: u32, payload: &[u8], old: usize) -> (u32, u3
         }
     }
     (chunks.sends, chunks.bound(begin))
+}
+
+/// The longest that is followed: 64 TiB.
+#[test]
+fn a_very_long_length() {
+    let length = 70_000_000_000_000_u64;
+    let (mut bound, laps) = laps(77, length);
+    let mut stage = SENDS_LENGTH | laps;
+    let mut sent = 0_u64;
+    while sent < length {
+        let at = 77_u32.wrapping_add(sent as u32);
+        assert!(is_unfinished_at(stage, bound, at), "{sent}");
+        sent = (sent + LAP / 2).min(length);
+        (stage, bound) = after(stage, bound, 77_u32.wrapping_add(sent as u32));
+    }
+    assert!(!is_unfinished_at(
+        stage,
+        bound,
+        77_u32.wrapping_add(sent as u32)
+    ));
+    assert_eq!(stage, SENDS_LENGTH);
+}
+
+/// Chunks of one byte, in the longest ordinary segment.
+#[test]
+fn tiny_chunks() {
+    let body = "1\r\nx\r\n".repeat(10_900) + "0\r\n\r\n";
+    assert!(body.len() > 65_000 && body.len() < 1 << 16);
+    assert_eq!(after_all(&body), SENDS_WHOLE);
 }
 
 /// Whether a body in chunks has ended, sent in one piece.

@@ -3,22 +3,35 @@
 
 use agent_common::{
     Stamp,
-    http::{self, ASKS, BODY_CHUNKED, BODY_CHUNKED_PAUSED, BODY_ENDLESS, BODY_LENGTH, BODY_NONE},
+    http::{
+        self, ASKS, BODY_CHUNKED, BODY_CHUNKED_PAUSED, BODY_ENDLESS, BODY_LENGTH, BODY_NONE,
+        BODY_UPGRADED,
+    },
     row::{ROW_CHUNKS, ROW_LENGTHS},
 };
 use aya_ebpf::{bindings::__sk_buff, helpers::generated::bpf_skb_load_bytes};
 
 use crate::{head, opaque::hidden, segment::Segment};
 
-/// An answer begins, on a row with these flags.
+/// An answer with this status line begins, on a row with these flags.
 ///
 /// # Safety
 /// `skb` must be the context of the ingress hook, `stamp` its connection's.
 #[inline(always)]
-pub unsafe fn begins(skb: *mut __sk_buff, stamp: *mut Stamp, segment: &Segment, flags: u32) {
+pub unsafe fn begins(
+    skb: *mut __sk_buff,
+    stamp: *mut Stamp,
+    segment: &Segment,
+    flags: u32,
+    line: u64,
+) {
     // SAFETY: by contract.
     unsafe {
-        if (*stamp).tls_seen == BODY_ENDLESS {
+        if http::hands_over(line, (*stamp).tls_stage & ASKS) {
+            (*stamp).tls_seen = BODY_UPGRADED;
+            return;
+        }
+        if (*stamp).tls_seen >= BODY_ENDLESS {
             return;
         }
         if flags & ROW_LENGTHS == 0 {

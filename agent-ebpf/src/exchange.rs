@@ -382,7 +382,7 @@ unsafe fn back(ctx: &SkBuffContext, stamp: *mut Stamp, segment: Segment) {
                 atomics::add32(&raw mut (*row).greeted, 1);
             }
             if protocol == PROTOCOL_HTTP1 {
-                body::begins(ctx.skb.skb, stamp, &segment, (*row).settings.flags);
+                body::begins(ctx.skb.skb, stamp, &segment, (*row).settings.flags, line);
             }
             let us = (now / 1000).saturating_sub(begun_us);
             let counted = counted(ctx, stamp, row);

@@ -1,7 +1,10 @@
 //! Searches the head of an HTTP answer or request: see [`agent_common::http`]. Dear beside the rest: only where
 //! something depends on it.
 
-use agent_common::http::{ANSWER_SEARCHED, SEARCHED, STEPS, Search, WORDS};
+use agent_common::{
+    http::{ANSWER_SEARCHED, SEARCHED, STEPS, Search, WORDS},
+    request::{VALUE, Value},
+};
 use aya_ebpf::{
     bindings::__sk_buff,
     helpers::generated::{bpf_loop, bpf_skb_load_bytes},
@@ -16,6 +19,8 @@ pub struct Head {
     pub words: [u64; WORDS],
     /// What was found.
     pub search: Search,
+    /// What it says of a request's end.
+    pub value: Value,
     /// Not 0 while it is in use ([`of_request`]).
     pub busy: u32,
     /// Bytes that are loaded.
@@ -77,6 +82,10 @@ pub unsafe fn of_request(skb: *mut __sk_buff, segment: &Segment) -> *mut Head {
         }
         (&raw mut (*head).busy).write_volatile(1);
         if load_and_search(head, skb, segment, SEARCHED) {
+            (*head).value = Value::of(&(*head).search);
+            let mut context = Context { head };
+            let read = read as unsafe extern "C" fn(u32, *mut Context) -> i64;
+            bpf_loop(VALUE, read as *mut _, (&raw mut context).cast(), 0);
             return head;
         }
         release(head);
@@ -130,5 +139,14 @@ unsafe extern "C" fn step(_: u32, context: *mut Context) -> i64 {
     unsafe {
         let head = (*context).head;
         i64::from((*head).search.step(|index| word(head, index)))
+    }
+}
+
+/// A byte of a value; 1 when there is no more.
+unsafe extern "C" fn read(_: u32, context: *mut Context) -> i64 {
+    // SAFETY: what `of_request` has given, and nobody else has.
+    unsafe {
+        let head = (*context).head;
+        i64::from((*head).value.step(|index| word(head, index)))
     }
 }

@@ -448,7 +448,7 @@ unsafe fn is_whole(skb: *mut __sk_buff, segment: &Segment) -> bool {
         if head.is_null() {
             return false;
         }
-        let is_whole = method::is_whole(&(*head).search, |index| head::word(head, index), payload);
+        let is_whole = method::is_whole(&(*head).search, &(*head).value, payload);
         let is_whole = hidden(u32::from(is_whole));
         head::release(head);
         is_whole != 0

@@ -4,6 +4,7 @@
 use agent_common::{
     Stamp,
     classify::{self, HEAD},
+    http::BODY_UPGRADED,
     request::{
         self, Chunks, HAS_BODY, PIPELINES, SENDS, SENDS_DATA, SENDS_LENGTH, SENDS_LINE, SENDS_LOST,
         SENDS_SIZE, SENDS_WHOLE, STEPS,
@@ -59,8 +60,7 @@ unsafe fn search(skb: *mut __sk_buff, stamp: *mut Stamp, segment: &Segment) {
         if head.is_null() {
             return;
         }
-        let word = |index| head::word(head, index);
-        let (what, length) = request::end(&(*head).search, word);
+        let (what, length) = request::end(&(*head).search, &(*head).value);
         let (what, length) = (hidden(what), hidden64(length));
         head::release(head);
         let (bound, laps) = request::laps(segment.begin(), length);
@@ -167,14 +167,20 @@ unsafe extern "C" fn step(_: u32, context: *mut Context) -> i64 {
 }
 
 /// Whether a payload, sent while nothing is owed, begins a request. The rest of an upload that was answered
-/// early does so only if it looks much like one.
+/// early does so only if it looks much like one, and nothing does on a connection that was handed over.
 ///
 /// # Safety
 /// As [`begins`].
 #[inline(always)]
 pub unsafe fn may_begin(stamp: *mut Stamp, head: &[u8; HEAD], segment: &Segment) -> bool {
     // SAFETY: by contract, map memory.
-    let (stage, bound) = unsafe { ((*stamp).tls_stage, (*stamp).syn_timeout_ticks) };
+    let (stage, bound, seen) = unsafe {
+        let seen = (&raw const (*stamp).tls_seen).read_volatile();
+        ((*stamp).tls_stage, (*stamp).syn_timeout_ticks, seen)
+    };
+    if seen == BODY_UPGRADED {
+        return false;
+    }
     if request::is_unfinished_at(stage, bound, segment.begin()) {
         classify::is_http_method(head)
     } else {

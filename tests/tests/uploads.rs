@@ -43,7 +43,7 @@ fn read_body(stream: &mut TcpStream, head: &str) -> bool {
     let head = head.to_ascii_lowercase();
     let value = |name: &str| {
         let (_, value) = head.split_once(&format!("\r\n{name}: "))?;
-        value.lines().next()
+        value.lines().next().map(str::trim)
     };
     if let Some(length) = value("content-length") {
         let length: u64 = length.parse().expect("a length");
@@ -198,6 +198,115 @@ fn in_chunks() {
     assert_eq!(judged(&row), (3, 0), "{row:#}");
 }
 
+/// Heads that say it in other ways, and heads of which no end can be told: all are left to their pauses.
+#[test]
+fn in_other_words() {
+    need!("python3");
+    let scene = Scene::new("up-words", &config(), |mut stream| {
+        let mut got = Vec::new();
+        let mut byte = [0];
+        while !got.ends_with(b"END") {
+            if stream.read_exact(&mut byte).is_err() {
+                return;
+            }
+            got.push(byte[0]);
+        }
+        let _ = stream.write_all(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok");
+        wait_end(stream);
+    });
+    let mut python = scene.python();
+    python.run(
+        r"
+def at_once(heads):
+    all = []
+    for line, method, body in heads:
+        s = socket.create_connection(('10.77.0.2', 8080))
+        s.sendall(f'{method} / HTTP/1.1\r\nHost: x\r\n{line}\r\n\r\n'.encode())
+        all.append((s, body))
+    for i in range(2):
+        time.sleep(1.2)
+        for s, body in all:
+            s.sendall(body[i])
+    return [len(s.recv(99)) for s, _ in all]
+plain = [b'xyzxyz', b'END']
+pieces = [b'3\r\nxyz\r\n', b'3\r\nEND\r\n0\r\n\r\n']
+",
+    );
+    let answers = python.value(
+        r"at_once([
+            ('content-length:  9', 'POST', plain), ('Content-Length: 9 \t', 'PUT', plain),
+            ('Content-Length: 0000000000009', 'POST', plain), ('Content-Length: 90000000000', 'PUT', plain),
+            ('Content-Length: 9, 9', 'POST', plain), ('Content-Length: 9\r\nContent-Length: 9', 'POST', plain),
+            ('Content-Length: 9\r\nTransfer-Encoding: chunked', 'POST', pieces),
+            ('Transfer-Encoding: gzip, chunked', 'POST', pieces), ('Transfer-Encoding: gzip', 'POST', plain),
+            ('Content-Length: 9', 'PROPFIND', plain), ('Content-Length: 9', 'REPORT', plain)])"
+            .replace('\n', " ")
+            .as_str(),
+    );
+    assert_eq!(answers, json!(vec![40; 11]));
+    let row = scene.expect(&[("responses", 11)]);
+    assert_eq!(judged(&row), (11, 0), "{row:#}");
+}
+
+/// Pauses in a body that are not known as such, and ends that are not.
+#[test]
+fn what_is_not_told() {
+    need!("python3");
+    let config = format!("{}[defaults]\nbreaker = \"off\"\n", config());
+    let scene = Scene::new("up-untold", &config, |mut stream| {
+        let Some(head) = read_head(&mut stream) else {
+            return;
+        };
+        if head.contains(" /early ") {
+            let _ = stream
+                .write_all(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n1\r\nx\r\n");
+        }
+        wait_end(stream);
+    });
+    let mut python = scene.python();
+    let mut ended = 0;
+    for (head, answer, rest) in [
+        // Methods of which no body is expected, or that are not known.
+        (
+            r"b'GET / HTTP/1.1\r\nContent-Length: 9\r\n\r\n'",
+            0,
+            "b'xyz'",
+        ),
+        (
+            r"b'SEARCH / HTTP/1.1\r\nContent-Length: 9\r\n\r\n'",
+            0,
+            "b'xyz'",
+        ),
+        // The rest after an early answer that looks like a request.
+        ("length(99, '/early')", 53, r"b'GET / HTTP/1.1\r\n\r\n'"),
+    ] {
+        python.value(CONNECT);
+        python.value(&format!("s.sendall({head}) or 0"));
+        if answer > 0 {
+            assert_eq!(
+                python.value(&format!("len(s.recv({answer}))")),
+                answer,
+                "{head}"
+            );
+        }
+        let answer = python.value(&format!("timed(lambda: s.sendall({rest}) or s.recv(9))"));
+        assert_eq!(answer[0], -libc::ECONNABORTED, "{head}: {answer}");
+        ended += 1;
+    }
+    scene.expect(&[("read_timeout", ended), ("responses", 1)]);
+    // Lines of chunks that end without a carriage return: finished, and waited for in vain.
+    python.value(CONNECT);
+    python.value(r"s.sendall(chunks() + b'3\nxyz\n0\n\n') or 0");
+    python.value(&format!("{PAUSES} or s.sendall(b'') or s.close() or 0"));
+    // An empty line before a request that is not the first one on its connection.
+    python.value(CONNECT);
+    python.value("s.sendall(length(0, '/early')) or 0");
+    assert_ne!(python.value("len(s.recv(99))"), 0);
+    python.value(r"s.sendall(b'\r\nGET / HTTP/1.1\r\n\r\n') or 0");
+    python.value(&format!("{PAUSES} or s.sendall(b'') or s.close() or 0"));
+    scene.expect(&[("read_timeout", ended), ("responses", 2), ("abandoned", 1)]);
+}
+
 /// The body waits for a 100 that is late, or never comes, and then pauses, too.
 #[test]
 fn behind_an_expectation() {
@@ -234,6 +343,7 @@ fn what_is_finished_is_waited_for() {
         (r"[chunks('/silent')]", r"b'5\r\nhello\r\n0\r\n\r\n'"),
         (r"[chunks('/silent') + b'5\r\nhello\r\n0\r\n']", r"b'\r\n'"),
         ("[]", "length(3, '/silent') + b'xyz'"),
+        ("[length(' 00000000003 ', '/silent'), b'xy']", "b'z'"),
         ("[]", r"chunks('/silent') + b'3\r\nxyz\r\n0\r\n\r\n'"),
         ("[]", r"b'GET /silent HTTP/1.1\r\nHost: x\r\n\r\n'"),
     ] {
@@ -247,7 +357,7 @@ fn what_is_finished_is_waited_for() {
             "{pieces} {last}: {took} ms"
         );
     }
-    let row = scene.expect(&[("read_timeout", 7)]);
+    let row = scene.expect(&[("read_timeout", 8)]);
     assert_eq!(row["responses"], 0, "{row:#}");
 }
 
@@ -271,6 +381,50 @@ fn the_rest_after_an_early_answer() {
     assert_eq!(judged(&row), (1, 0), "{row:#}");
     assert_eq!(python.value("s.close() or 0"), 0);
     scene.expect(&[("responses", 1)]);
+}
+
+/// Once a connection was handed over, nothing that the client sends is a request, whatever it looks like.
+#[test]
+fn nothing_is_asked_on_a_connection_that_was_handed_over() {
+    need!("python3");
+    let scene = Scene::new("up-upgrade", &config(), |mut stream| {
+        // Behind an ordinary one: a CONNECT with which a connection begins makes it a tunnel from the start.
+        for answer in [
+            "HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok",
+            "HTTP/1.1 101 UPGRADED\r\nConnection: Upgrade\r\nUpgrade: tcp\r\n\r\n",
+        ] {
+            let Some(head) = read_head(&mut stream) else {
+                return;
+            };
+            let answer = if head.starts_with("CONNECT") {
+                "HTTP/1.1 200 Connected\r\n\r\n"
+            } else {
+                answer
+            };
+            let _ = stream.write_all(answer.as_bytes());
+        }
+        wait_end(stream);
+    });
+    let mut python = scene.python();
+    for (i, upgrade) in [
+        "head('/containers/x/attach', 'Upgrade: tcp\\r\\nContent-Length: 0')",
+        "b'CONNECT a:4222 HTTP/1.1\\r\\nHost: a\\r\\n\\r\\n'",
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        python.value(CONNECT);
+        python.value(r"pieces([b'GET / HTTP/1.1\r\nHost: x\r\n\r\n'])");
+        assert_eq!(python.value("s.recv(99)[-2:].decode()"), "ok");
+        python.value(&format!("pieces([{upgrade}])"));
+        assert_ne!(python.value("len(s.recv(99))"), 0, "{upgrade}");
+        python.value(r"pieces([b'HELLO WORLD\n', b'GET /x HTTP/1.1\r\n\r\n', b'PUB x 5\r\n'])");
+        python.value(&format!(
+            "{PAUSES} or s.sendall(b'alive') or s.close() or 0"
+        ));
+        let row = scene.expect(&[("responses", 2 * (i as u64 + 1))]);
+        assert_eq!(judged(&row), (2 * (i as u64 + 1), 0), "{row:#}");
+    }
 }
 
 /// A program that gives up in the middle of its own upload has waited for nobody; one that has sent all has.

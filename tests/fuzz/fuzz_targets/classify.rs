@@ -64,7 +64,15 @@ fn searched(payload: &[u8]) {
         })
     };
     assert!(!search.has_retry_after() || has(b"retry-after:"));
-    let (sends, length) = request::end(&search, word);
+    let (sends, length) = {
+        let mut value = request::Value::of(&search);
+        for _ in 0..request::VALUE {
+            if value.step(word) {
+                break;
+            }
+        }
+        request::end(&search, &value)
+    };
     assert!(sends & !request::SENDS == 0);
     assert!(sends != request::SENDS_LENGTH || (has(b"content-length:") && length > 0));
     for asks in 0..4 {
