@@ -273,7 +273,7 @@ fn what_is_not_told() {
             "b'xyz'",
         ),
         (
-            r"b'SEARCH / HTTP/1.1\r\nContent-Length: 9\r\n\r\n'",
+            r"b'QUERY / HTTP/1.1\r\nContent-Length: 9\r\n\r\n'",
             0,
             "b'xyz'",
         ),
