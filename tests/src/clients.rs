@@ -213,11 +213,21 @@ pub fn java(class: &str) -> Program {
         .arg(class)
 }
 
+/// Where cargo has put this program, a test or one of the binaries, and what is built beside it:
+/// target/PROFILE.
+pub fn profile() -> PathBuf {
+    let own = std::env::current_exe().expect("the path of this program");
+    let directory = own.parent().expect("a directory");
+    let is_test = directory.ends_with("deps");
+    let above = if is_test { directory.parent() } else { None };
+    above.unwrap_or(directory).to_owned()
+}
+
 /// Compiles a Java client once; the classes stay in the target directory.
 fn java_classes(name: &str) -> PathBuf {
     static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
-    let own = std::env::current_exe().expect("the path of this test");
-    let target = own.ancestors().nth(3).expect("target/PROFILE/deps/TEST");
+    let profile = profile();
+    let target = profile.parent().expect("target/PROFILE");
     let classes = target.join("test-clients");
     let _guard = ONE_AT_A_TIME
         .lock()

@@ -163,7 +163,7 @@ fn by_rust(scene: &Scene, cell: &Cell, how: &str) -> Own {
     told(
         scene,
         cell,
-        Program::new(target().join("truthful")).arg(how),
+        Program::new(clients::profile().join("truthful")).arg(how),
     )
 }
 
@@ -172,19 +172,10 @@ fn by_go(scene: &Scene, cell: &Cell) -> Own {
     told(scene, cell, program.arg("20"))
 }
 
-/// Where cargo has put this program, and what is built beside it.
-fn target() -> PathBuf {
-    let own = std::env::current_exe().expect("the path of this program");
-    let directory = own.parent().expect("a directory");
-    let is_test = directory.ends_with("deps");
-    let above = if is_test { directory.parent() } else { None };
-    above.unwrap_or(directory).to_owned()
-}
-
 /// Builds the client in Go once.
 fn go_program() -> PathBuf {
     static ONE_AT_A_TIME: Mutex<bool> = Mutex::new(false);
-    let built = target().join("truth-go");
+    let built = clients::profile().join("truth-go");
     let mut is_built = ONE_AT_A_TIME.lock().expect("no panic holds it");
     if !*is_built {
         Program::new("go")
@@ -193,7 +184,7 @@ fn go_program() -> PathBuf {
             .arg(clients::source("truth.go"))
             .env("GOFLAGS", "-mod=mod")
             .env("CGO_ENABLED", "0")
-            .env("GOCACHE", target().join("go-cache"))
+            .env("GOCACHE", clients::profile().join("go-cache"))
             .within(Duration::from_secs(300))
             .run()
             .good();
