@@ -33,7 +33,7 @@ use crate::{
     answers, atomics, begin, body, counted,
     ends::{self, Answered, answered, ended},
     head, held, idempotent,
-    opaque::{hidden, hidden64},
+    opaque::{hidden, hidden64, is},
     outcome, request, retries,
     segment::{self, Segment},
     speaks::{self, FAREWELL},
@@ -307,8 +307,9 @@ unsafe fn back(ctx: &SkBuffContext, stamp: *mut Stamp, segment: Segment) {
             return;
         }
         // Sent before the request had arrived?
-        let is_early =
-            kind == KIND_REQUEST && segment.ack.wrapping_sub((*stamp).request_seq) as i32 <= 0;
+        let is_early = hidden(u32::from(
+            kind == KIND_REQUEST && segment.ack.wrapping_sub((*stamp).request_seq) as i32 <= 0,
+        ));
         let (mut answer, mut line) = (PLAIN, 0);
         if protocol <= classify::LAST_WITH_STATUS {
             (answer, line) = said(status(ctx.skb.skb, &segment, protocol));
@@ -317,7 +318,7 @@ unsafe fn back(ctx: &SkBuffContext, stamp: *mut Stamp, segment: Segment) {
             }
         } else if protocol == PROTOCOL_TLS && kind == KIND_REQUEST {
             if may_be_ticket(stamp, protocol) {
-                if tls::answers(ctx.skb.skb, stamp, &segment, u32::from(!is_early)) == 0 {
+                if tls::answers(ctx.skb.skb, stamp, &segment, hidden(is_early ^ 1)) == 0 {
                     return;
                 }
             } else if classify::is_tls_alert(&segment::head(ctx.skb.skb, segment)) {
@@ -325,7 +326,7 @@ unsafe fn back(ctx: &SkBuffContext, stamp: *mut Stamp, segment: Segment) {
             }
         }
         // (A server that turns everybody away need not have heard the request.)
-        if is_early && answer == PLAIN {
+        if is(is_early) && answer == PLAIN {
             return;
         }
         let now = bpf_ktime_get_ns();

@@ -9,7 +9,7 @@ use aya_ebpf::{bindings::__sk_buff, helpers::generated::bpf_skb_load_bytes};
 
 use crate::{
     atomics,
-    opaque::{hidden, hidden64},
+    opaque::{hidden, hidden64, is},
     outcome,
     segment::Segment,
 };
@@ -19,7 +19,7 @@ use crate::{
 /// follows it.)
 #[inline(never)]
 unsafe fn record(skb: *mut __sk_buff, segment: &Segment, at: u32) -> u32 {
-    if at + HEADER as u32 > segment.payload {
+    if hidden(at) + HEADER as u32 > hidden(segment.payload) {
         return 0;
     }
     let mut header = [0_u8; HEADER];
@@ -87,17 +87,18 @@ pub unsafe fn answers(
     skb: *mut __sk_buff,
     stamp: *mut Stamp,
     segment: &Segment,
-    mut is_owed: u32,
+    is_owed: u32,
 ) -> u32 {
     // SAFETY: by contract, map memory.
     unsafe {
-        let mut answer = 0;
+        let mut answer = hidden(0);
+        let mut is_owed = hidden(is_owed);
         let begin = segment.end.wrapping_sub(segment.payload);
         let mut at = match (*stamp).tls_next {
             0 => 0,
             next => next.wrapping_sub(begin),
         };
-        if at as i32 >= segment.payload as i32 {
+        if hidden(at) as i32 >= hidden(segment.payload) as i32 {
             // The middle of a ticket.
             return 0;
         }
@@ -114,13 +115,15 @@ pub unsafe fn answers(
         let known = &raw mut (*row).ticket_lengths;
         let mut found = record(skb, segment, at);
         for _ in 0..MAX_RECORDS {
-            let Some(this) = unpacked(found) else { break };
+            let Some(this) = unpacked(hidden(found)) else {
+                break;
+            };
             at = hidden(at + HEADER as u32 + this.length);
             found = record(skb, segment, at);
             let next_length = hidden(found & 0xffff);
             let before = known.read_volatile();
             let seen = (*stamp).tls_seen;
-            let what = tls::received(seen, before & mask, this, next_length, is_owed != 0);
+            let what = tls::received(seen, before & mask, this, next_length, is(is_owed));
             let is_answer = hidden(u32::from(what.is_answer));
             let now_seen = hidden(what.seen);
             known.write_volatile((hidden(what.known) & mask) | (before & !mask));
@@ -131,10 +134,10 @@ pub unsafe fn answers(
             // What follows an answer in the segment may tell that it was none.
             answer = hidden(answer | is_answer);
             is_owed = hidden(is_owed & !is_answer);
-            if now_seen & tls::SEEN_SETTLED != 0 {
+            if is(now_seen & tls::SEEN_SETTLED) {
                 return answer;
             }
-            if at >= segment.payload {
+            if at >= hidden(segment.payload) {
                 // Never 0, which means "with the next segment": one in four billion is not worth it.
                 (*stamp).tls_next = begin.wrapping_add(at);
                 return answer;
