@@ -107,6 +107,7 @@ fn histograms_are_lent_empty() {
         .map(|_| Dialer::start(DIAL, &group, &net.client))
         .collect();
     let mut seen = 0;
+    let mut shown = Value::Null;
     for round in 0..12 {
         for server in &servers {
             for dialer in &mut dialers {
@@ -127,7 +128,19 @@ fn histograms_are_lent_empty() {
             // Row `other` has no histogram of connects.
             let own = || rows.iter().filter(|row| row["destination"] != "other");
             let count = |row: &Value| row["connect_latency_us"]["count"].as_u64();
-            let exact = own().all(|row| count(row) == row["established"].as_u64());
+            let other = own().find(|row| count(row) != row["established"].as_u64());
+            let now = other.map_or(Value::Null, |row| {
+                serde_json::json!([
+                    row["destination"],
+                    row["established"],
+                    row["connect_latency_us"]
+                ])
+            });
+            let exact = now.is_null();
+            if now != shown {
+                eprintln!("round {round}: {now}");
+                shown = now;
+            }
             exact.then(|| own().filter_map(count).sum::<u64>())
         });
         let mut port = 80;
