@@ -11,7 +11,7 @@ use serde_json::Value;
 use crate::process::{Program, Running};
 
 /// Longest wait for an event.
-const DEADLINE: Duration = Duration::from_secs(15);
+const DEADLINE: Duration = Duration::from_secs(60);
 
 /// A reader of events.
 pub struct Follow {

@@ -108,7 +108,7 @@ fn holds_in_a_storm() {
     };
     let rows: Vec<Value> = tests::wait::until(
         "nothing in flight",
-        Duration::from_secs(10),
+        Duration::from_secs(60),
         nothing_in_flight,
     );
     assert_eq!(rows.len(), targets.len(), "{rows:#?}");
