@@ -114,7 +114,7 @@ const FOUR: &str = r#"
 [defaults]
 breaker = "off"
 [defaults.timeouts]
-connect = "400ms"
+connect = "2s"
 [[policy]]
 name = "read"
 destinations = ["10.77.0.2:8080"]
@@ -159,7 +159,7 @@ fn every_timeout_inside_a_container() {
     let answer = python.value(&format!(
         "timed(lambda: socket.create_connection(('{blackhole}', 80)))"
     ));
-    assert_ended(&answer, libc::ETIMEDOUT, 400, LATE_MS);
+    assert_ended(&answer, libc::ETIMEDOUT, 2_000, LATE_MS);
     expect(
         &agent,
         &format!("{blackhole}:80"),

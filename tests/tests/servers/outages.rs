@@ -190,14 +190,9 @@ fn one<S: Service + ?Sized>(
     // A call may take longer than the timeout, where a machine is very busy.
     wait::until("a good call", START, || {
         let (finished, good) = call(service);
-        eprint!(
-            "{}",
-            if good {
-                String::new()
-            } else {
-                format!("{what}, before: {finished}\n")
-            }
-        );
+        if !good {
+            eprintln!("{what}, before: {finished}");
+        }
         (good && agent.row(DESTINATION)["state"] == "closed").then_some(())
     });
     let before = agent.wait_row(DESTINATION, "quiet", |row| row["in_flight"] == 0);
@@ -209,8 +204,13 @@ fn one<S: Service + ?Sized>(
             agent.row(DESTINATION)["state"] != "closed"
         })
         .unwrap_or_else(|| panic!("{what}: {:#}", agent.row(DESTINATION)));
-    let opened = events.wait_breaker(DESTINATION, "open");
-    assert_eq!(opened["reason"]["window"], way.window, "{what}: {opened}");
+    // (Where a machine is very busy, it may have opened before, on calls that took too long.)
+    events.wait(&format!("{what}: open on {}", way.window), |event| {
+        event["kind"] == "breaker"
+            && event["destination"] == DESTINATION
+            && event["to"] == "open"
+            && event["reason"]["window"] == way.window
+    });
     let row = agent.row(DESTINATION);
     let counted = failures(&row, way.failures) - failures(&before, way.failures);
     assert!(counted >= 5, "{what}: {row:#}");
