@@ -261,6 +261,14 @@ impl Agent {
         self.process.stderr_so_far()
     }
 
+    /// Waits until its log has this text, which is read beside everything else: a line may be on its way.
+    #[track_caller]
+    pub fn wait_log(&self, text: &str) {
+        wait::until(&format!("{text:?} in the log"), SOON, || {
+            self.log().contains(text).then_some(())
+        });
+    }
+
     /// Sends a signal.
     pub fn signal(&self, signal: Signal) {
         self.process.signal(signal);

@@ -59,6 +59,13 @@ impl Follow {
         }
     }
 
+    /// An event that is as wanted, one of those seen already or one to come: for events that may come in any
+    /// order.
+    pub fn find(&mut self, what: &str, is: impl Fn(&Value) -> bool) -> Value {
+        let seen = self.seen.iter().find(|event| is(event)).cloned();
+        seen.unwrap_or_else(|| self.wait(what, is))
+    }
+
     /// Waits for a change of a destination's breaker into this state.
     pub fn wait_breaker(&mut self, destination: &str, to: &str) -> Value {
         self.wait(&format!("{destination} becomes {to}"), |event| {

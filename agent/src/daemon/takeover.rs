@@ -68,11 +68,18 @@ impl Live {
     pub async fn find(socket: &Path) -> Result<Option<Self>> {
         let client = Client::new(socket).with_patience(PATIENCE);
         let mut answer = ask(&client).await;
-        if let Err(error) = &answer
+        let deadline = Instant::now() + PATIENCE;
+        let mut is_said = false;
+        while let Err(error) = &answer
             && let Some(ClientError::Broken { .. }) = error.downcast_ref()
+            && Instant::now() < deadline
         {
-            // It may have ended in the middle of its answer: then nobody answers now.
-            tracing::warn!("{error:#}; asking again");
+            // It may have ended in the middle of its answer: then nobody answers soon. (Who is killed closes one
+            // descriptor after the other: a connection, and a moment later the listener.)
+            if !std::mem::replace(&mut is_said, true) {
+                tracing::warn!("{error:#}; asking again");
+            }
+            tokio::time::sleep(LOOK).await;
             answer = ask(&client).await;
         }
         let (handover, document) = match answer {
