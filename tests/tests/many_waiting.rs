@@ -114,8 +114,9 @@ fn ten_thousand_end_in_the_time_of_one() {
         holder.lock().expect("no panic holds it").push(stream);
     });
     let group = TestCgroup::new("many");
-    let config =
-        format!("[defaults.timeouts]\nread = \"{VALUE_MS}ms\"\n[defaults]\nbreaker = \"off\"\n");
+    let config = format!(
+        "[defaults.timeouts]\nread = \"{VALUE_MS}ms\"\n[defaults]\nbreaker = \"off\"\nretry = \"off\"\n"
+    );
     let agent = Agent::start(&group, &config);
     let mut python = Interpreter::start(&group, &net.client);
     python.run(CLIENT);

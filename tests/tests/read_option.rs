@@ -32,7 +32,8 @@ const TRIES: usize = 6;
 const CONFIG: &str = "[defaults.timeouts]\nread = \"300ms\"\nread_action = \"option\"\n";
 /// With a time behind the option that is longer than what timers are late by.
 const SLOW_MS: i64 = 2000;
-const SLOW: &str = "[defaults.timeouts]\nread = \"2s\"\nread_action = \"option\"\n";
+const SLOW: &str = "[defaults]\nbreaker = \"off\"\nretry = \"off\"\n\
+                    [defaults.timeouts]\nread = \"2s\"\nread_action = \"option\"\n";
 
 /// Sends a byte now and then by itself, does not answer `h`, answers anything else with a byte.
 fn pushing(mut stream: TcpStream, every: Duration) {

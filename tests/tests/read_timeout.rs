@@ -86,7 +86,8 @@ fn ends_on_time(value_ms: i64, late_ms: i64, mut call: impl FnMut() -> Value) ->
 }
 
 fn config(timeouts: &str) -> String {
-    format!("[defaults.timeouts]\n{timeouts}\n")
+    // (What is tried again is no retry.)
+    format!("[defaults]\nretry = \"off\"\n[defaults.timeouts]\n{timeouts}\n")
 }
 
 #[test]
@@ -312,7 +313,9 @@ fn a_timeout_that_is_switched_on_holds_at_once() {
 #[test]
 fn a_thousand_at_once() {
     need!("python3");
-    let config = format!("[defaults]\nbreaker = \"off\"\n{}", config("read = \"2s\""));
+    let config = config(
+        "read = \"2s\"\n[defaults.breaker]\nconsecutive_failures = \"off\"\nfailure_rate = \"off\"",
+    );
     let scene = Scene::new("read-many", &config, wait_end);
     let mut python = scene.python();
     python.run(

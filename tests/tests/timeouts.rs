@@ -49,9 +49,9 @@ fn until_on_time(mut try_it: impl FnMut(u64) -> bool) -> u64 {
     good.unwrap_or_else(|| panic!("late {TRIES} times"))
 }
 
-/// A policy for each blackhole. The breaker is off: this is about time alone.
+/// A policy for each blackhole. Breaker and limits of retries are off: this is about time alone.
 fn policies() -> String {
-    let mut config = String::from("[defaults]\nbreaker = \"off\"\n");
+    let mut config = String::from("[defaults]\nbreaker = \"off\"\nretry = \"off\"\n");
     for (i, ms) in (0..).zip(TIMEOUTS_MS) {
         let (four, six) = (TestNet::blackhole4(i), TestNet::blackhole6(i));
         config += &format!(

@@ -252,7 +252,10 @@ pieces = [b'3\r\nxyz\r\n', b'3\r\nEND\r\n0\r\n\r\n']
 #[test]
 fn what_is_not_told() {
     need!("python3");
-    let config = format!("{}[defaults]\nbreaker = \"off\"\n", config());
+    let config = format!(
+        "{}[defaults]\nbreaker = \"off\"\nretry = \"off\"\n",
+        config()
+    );
     let scene = Scene::new("up-untold", &config, |mut stream| {
         let Some(head) = read_head(&mut stream) else {
             return;
@@ -334,7 +337,10 @@ fn behind_an_expectation() {
 #[test]
 fn what_is_finished_is_waited_for() {
     need!("python3");
-    let config = format!("{}[defaults]\nbreaker = \"off\"\n", config());
+    let config = format!(
+        "{}[defaults]\nbreaker = \"off\"\nretry = \"off\"\n",
+        config()
+    );
     let scene = Scene::new("up-silent", &config, receive);
     let mut python = scene.python();
     for (pieces, last) in [
