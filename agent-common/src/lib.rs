@@ -24,6 +24,7 @@ pub mod limits;
 pub mod method;
 pub mod pace;
 pub mod ramp;
+pub mod reply;
 pub mod request;
 pub mod retry;
 pub mod row;
