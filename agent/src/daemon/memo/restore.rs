@@ -5,6 +5,10 @@
 //! dropped where one of them is gone, or has become somebody else's: the namespace must have the same
 //! cookie. It is dropped, too, when the machine was started anew, or when no agent ran for
 //! [`TOO_OLD`]. What is restored open is confirmed by a dial of the agent.
+//!
+//! What programs were told about names comes back first: names choose policies, and make groups. If an
+//! answer that gives some of a name's addresses were all that is known of it, the group would seem to be
+//! smaller than it is, and a breaker of it might be closed for that.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -21,7 +25,7 @@ use agent_common::{
 use anyhow::Result;
 use tokio::sync::oneshot;
 
-use super::file::{Calls, Document, Kept, Manual, is_of_this_boot};
+use super::file::{Calls, Document, Kept, Manual, Name, is_of_this_boot};
 use crate::{
     control::api::{FOR_MAX, Timestamp, check_workload},
     core::{Nanos, Saved, WindowKind},
@@ -94,6 +98,14 @@ pub async fn restore(document: Document, ground: Ground<'_>) -> Restored {
         commander,
     } = ground;
     let mut restored = Restored::default();
+    let age = now - Nanos(document.written_ns);
+    let boot = document.boot.clone();
+    if is_of_this_boot(&boot) {
+        // After so long a time newer answers may have been missed.
+        let told = document.names.iter().filter_map(Name::told);
+        let told = told.filter(|told| age <= TOO_OLD || told.until > now);
+        naming.hosts.restore(told, now);
+    }
     let orders = &mut restored.orders;
     for manual in document.manual.into_iter().take(MOST) {
         match standing(manual, now, plan, &naming.hosts) {
@@ -106,8 +118,6 @@ pub async fn restore(document: Document, ground: Ground<'_>) -> Restored {
     if let Err(error) = orders.enter(kernel, &naming.hosts, plan) {
         tracing::warn!("manual states for rows to come: {error:#}");
     }
-    let age = now - Nanos(document.written_ns);
-    let boot = document.boot.clone();
     if !document.breakers.is_empty() && (!is_of_this_boot(&boot) || age > TOO_OLD) {
         tracing::info!(
             "breakers of the agent before are not restored: they were last written down {}",
@@ -200,7 +210,7 @@ fn standing(
     }))
 }
 
-/// Names of a kept breaker's address. Of those that programs are told, none is known yet.
+/// Names of a kept breaker's address.
 fn names_of(kept: &Kept, destination: &Destination, hosts: &HostNames) -> Vec<KnownName> {
     hosts.of(kept.netns_cookie, &destination.addr_bytes())
 }
