@@ -58,6 +58,11 @@ const LONGEST_SLEEP: Duration = Duration::from_millis(500);
 pub const HEARTBEAT_MAX_AGE: Nanos = Nanos::from_secs(3);
 /// How often lost events are made up for.
 const LOSSES_EVERY: Nanos = Nanos::from_millis(250);
+/// While a row refuses, the kernel says so once a second. That is too seldom to find out that its server
+/// is back, so within such a second it is looked at so often.
+const REFUSING_EVERY: Nanos = Nanos::from_millis(250);
+/// How long the kernel's word of refusals holds.
+const REFUSING_FOR: Nanos = Nanos::from_secs(1);
 /// Events handled before deadlines and commands get their turn.
 const BATCH: usize = 256;
 /// Notices that may wait for the select loop.
@@ -154,6 +159,8 @@ impl Reactor {
             losses_at: Nanos(0),
             raised_at: Nanos(0),
             limited: HashMap::new(),
+            refusing: HashMap::new(),
+            refusing_at: Nanos(0),
             acting: None,
             given_way: HashSet::new(),
         };
@@ -221,6 +228,11 @@ struct Worker {
     raised_at: Nanos,
     /// Dials under way for rows on which the limit on retries is in force.
     limited: HashMap<DialTarget, RowId>,
+    /// Rows that refuse and may find out by a trial that their server is back, and when the kernel last
+    /// said so.
+    refusing: HashMap<RowId, Nanos>,
+    /// When they are looked at next.
+    refusing_at: Nanos,
     /// The order that is being carried out.
     acting: Option<(RowId, Order)>,
     /// Rows that were told to be half-open and follow another one's probe since (`scope = "node"`).
@@ -243,6 +255,7 @@ impl Worker {
             }
             let more = self.events();
             self.losses();
+            self.look_at_refusals();
             let now = clock::now();
             if self
                 .engine
@@ -269,7 +282,11 @@ impl Worker {
             .engine
             .next_deadline()
             .map_or(u64::MAX, |d| d.0.saturating_sub(now.0));
-        let wait = until.min(LONGEST_SLEEP.as_nanos() as u64);
+        let look = match self.refusing.is_empty() {
+            true => u64::MAX,
+            false => self.refusing_at.0.saturating_sub(now.0),
+        };
+        let wait = until.min(look).min(LONGEST_SLEEP.as_nanos() as u64);
         let timeout = Timespec {
             tv_sec: 0,
             tv_nsec: wait as i64,
@@ -360,15 +377,48 @@ impl Worker {
                 if event.flags & EVENT_RETRY_LIMIT != 0 {
                     self.ask_for(row);
                 }
-                if self.known(row)
-                    && let Some(refused) = self.table.refused(row)
-                {
-                    self.handle(Event::Refused { row, refused });
+                if self.known(row) {
+                    self.refused(row);
+                    if self.engine.state(row) == Some(State::Open) {
+                        let now = clock::now();
+                        if self.refusing.is_empty() {
+                            self.refusing_at = now + REFUSING_EVERY;
+                        }
+                        self.refusing.insert(row, now);
+                    }
                 }
                 self.notify(Notice::Kernel(*event));
             }
             EventKind::HELD => self.notify(Notice::Kernel(*event)),
             _ => {}
+        }
+    }
+
+    fn refused(&mut self, row: RowId) {
+        if let Some(refused) = self.table.refused(row) {
+            self.handle(Event::Refused { row, refused });
+        }
+    }
+
+    /// Between two words of the kernel.
+    fn look_at_refusals(&mut self) {
+        if self.refusing.is_empty() {
+            return;
+        }
+        let now = clock::now();
+        if now < self.refusing_at {
+            return;
+        }
+        self.refusing_at = now + REFUSING_EVERY;
+        self.refusing
+            .retain(|_, heard| now - *heard <= REFUSING_FOR);
+        let rows: Vec<RowId> = self.refusing.keys().copied().collect();
+        for row in rows {
+            if self.engine.state(row) == Some(State::Open) {
+                self.refused(row);
+            } else {
+                self.refusing.remove(&row);
+            }
         }
     }
 

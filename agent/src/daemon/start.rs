@@ -42,6 +42,7 @@ use crate::{
     cli::{EXIT_DONE, EXIT_FAILED, EXIT_KERNEL, EXIT_USAGE, RunArgs},
     control::{
         api::{self, ConfigAction, Event},
+        client::too_long,
         server::{Limits, serve_control, serve_http},
     },
     hosts::{HostNames, listener, resolver::Found, resolver::Resolver},
@@ -54,7 +55,7 @@ use crate::{
     policy::{self, LogFormat, MAX_POLICIES},
 };
 use turns::{changed, every, finished, prove, reload, watchdog};
-use usage::{Usage, cgroups, too_long, writable};
+use usage::{Usage, cgroups, writable};
 
 /// Latency histograms to lend to rows.
 const HISTOGRAMS: u32 = 4096;
@@ -329,6 +330,7 @@ async fn serve(
             return Err(error);
         }
     };
+    node.claim();
     node.waiting.plan(Arc::clone(&node.plan));
     node.ready_at = clock::now();
 
@@ -349,7 +351,7 @@ async fn serve(
         Some(file) => Some(Watch::new(file)?),
         None => None,
     };
-    started(&node, &args, mode, &listening)?;
+    started(&mut node, &args, mode, &listening)?;
     for name in not_found {
         node.found(name);
     }
@@ -462,7 +464,7 @@ async fn first_names(
 }
 
 /// Says that the agent is ready: to whoever reads stdout, to systemd, and in the events.
-fn started(node: &Node, args: &RunArgs, mode: policy::Mode, listening: &str) -> Result<()> {
+fn started(node: &mut Node, args: &RunArgs, mode: policy::Mode, listening: &str) -> Result<()> {
     let cgroups = node
         .cgroups
         .iter()
@@ -495,6 +497,7 @@ fn started(node: &Node, args: &RunArgs, mode: policy::Mode, listening: &str) -> 
         message,
         by: None,
     });
+    node.say_what_is_over();
     Ok(())
 }
 

@@ -21,6 +21,11 @@ use aya::{
     programs::{Iter, Program, iter::IterLink},
 };
 
+use rustix::{
+    fs::{FlockOperation, flock},
+    io::Errno,
+};
+
 use super::{connections::Connections, lent::LentOptions, sockopt::SockoptHooks, table::Table};
 use crate::core::{Nanos, RowId};
 use attach::{Links, attach_all, detach_all};
@@ -39,6 +44,10 @@ pub struct Attachment {
     /// cgroup was recreated and has lost its programs.
     pub id: u64,
     links: Links,
+    /// The directory, locked if `alone`.
+    dir: File,
+    /// No other agent is attached there, as far as this one knows.
+    alone: bool,
 }
 
 /// The loaded programs and their maps. Dropping it detaches everything.
@@ -123,6 +132,8 @@ impl Kernel {
             path: path.to_owned(),
             id,
             links,
+            dir,
+            alone: false,
         });
         if self.sockopt.is_wanted()
             && let Err(error) = self.sockopt.attach(&mut self.ebpf, path)
@@ -130,6 +141,21 @@ impl Kernel {
             tracing::warn!("{error:#}; programs that ask for SO_RCVTIMEO are told our value");
         }
         Ok(())
+    }
+
+    /// Locks the directories of attached control groups, by which agents tell one another that they are
+    /// there; returns those that another agent has locked already. The lock ends with the attachment.
+    pub fn claim(&mut self) -> Vec<PathBuf> {
+        let mut taken = Vec::new();
+        for attachment in self.attachments.iter_mut().filter(|of| !of.alone) {
+            match flock(&attachment.dir, FlockOperation::NonBlockingLockExclusive) {
+                Ok(()) => attachment.alone = true,
+                Err(Errno::WOULDBLOCK) => taken.push(attachment.path.clone()),
+                // Then nobody can tell.
+                Err(_) => {}
+            }
+        }
+        taken
     }
 
     /// What is attached.

@@ -49,6 +49,8 @@ const TOO_OLD: Nanos = Nanos::from_secs(600);
 pub struct Restored {
     /// What operators have ordered.
     pub orders: Orders,
+    /// Orders whose time was over before this agent ran.
+    pub over: Vec<Manual>,
     /// Breakers that are not closed.
     pub open: usize,
     /// Rows in all.
@@ -58,14 +60,19 @@ pub struct Restored {
 impl Restored {
     /// In a few words; `None`: nothing came back.
     pub fn said(&self) -> Option<String> {
-        if self.rows == 0 && self.orders.is_idle() {
+        let orders = self.orders.all().count() as u64;
+        if self.rows == 0 && orders == 0 {
             return None;
         }
+        let number = |of: u64, what: &str| format!("{of} {what}{}", if of == 1 { "" } else { "s" });
+        let breakers = number(self.rows as u64, "breaker");
+        let closed = match self.open {
+            0 => "closed".to_owned(),
+            open => format!("{open} not closed"),
+        };
         Some(format!(
-            "came back from the agent before: {} breakers, {} of them not closed; {} manual states",
-            self.rows,
-            self.open,
-            self.orders.all().count()
+            "{breakers} ({closed}) and {} by hand came back from the agent before",
+            number(orders, "order")
         ))
     }
 }
@@ -106,8 +113,12 @@ pub async fn restore(document: Document, ground: Ground<'_>) -> Restored {
         let told = told.filter(|told| age <= TOO_OLD || told.until > now);
         naming.hosts.restore(told, now);
     }
-    let orders = &mut restored.orders;
+    let mut orders = Orders::default();
     for manual in document.manual.into_iter().take(MOST) {
+        if Timestamp::now().until(manual.until).is_zero() {
+            restored.over.push(manual);
+            continue;
+        }
         match standing(manual, now, plan, &naming.hosts) {
             Ok(order) => order.into_iter().for_each(|order| {
                 orders.give(order);
@@ -118,6 +129,8 @@ pub async fn restore(document: Document, ground: Ground<'_>) -> Restored {
     if let Err(error) = orders.enter(kernel, &naming.hosts, plan) {
         tracing::warn!("manual states for rows to come: {error:#}");
     }
+    restored.orders = orders;
+    let orders = &mut restored.orders;
     if !document.breakers.is_empty() && (!is_of_this_boot(&boot) || age > TOO_OLD) {
         tracing::info!(
             "breakers of the agent before are not restored: they were last written down {}",

@@ -7,24 +7,10 @@ use std::{
 
 use anyhow::{Result, bail};
 
-/// Longest path of a socket: `sun_path` without its final zero (unix(7)).
-const SOCKET_PATH_BYTES: usize = 107;
 /// Bad usage or configuration: exit code 2, and the text is all there is to say.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
 pub(super) struct Usage(pub(super) String);
-
-/// Says so if no program could reach a socket of this path, however it was made.
-pub(super) fn too_long(socket: &Path) -> Option<String> {
-    let bytes = socket.as_os_str().len();
-    (bytes > SOCKET_PATH_BYTES).then(|| {
-        format!(
-            "--socket {}: {bytes} bytes, and no program can connect to a socket whose path is longer than \
-             {SOCKET_PATH_BYTES}; choose a shorter one",
-            socket.display()
-        )
-    })
-}
 
 /// Canonical paths of the cgroups to attach to; one inside another is dropped, because programs
 /// of both would run.
