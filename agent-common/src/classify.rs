@@ -96,48 +96,67 @@ pub fn protocol(head: &[u8; HEAD], length: usize) -> u32 {
 /// Longest TLS record (RFC 8446, section 5.2; 2,048 of overhead in TLS 1.2).
 const TLS_RECORD_MOST: u32 = (1 << 14) + 2048;
 
-/// The protocol from a payload of `length` bytes that a client sends in the middle of a connection's
-/// life; [`PROTOCOL_UNKNOWN`] when the bytes do not certainly begin a message.
+/// The protocol from a payload that a client sends in the middle of a connection's life;
+/// [`PROTOCOL_UNKNOWN`] when the bytes do not certainly begin a message. `look` gives the first bytes, and the
+/// length of all; each question looks anew, for the verifier would take what it learns of them into all that
+/// follow.
 ///
 /// As far as can be told: a segment in the middle of an upload looks like this only by chance.
 #[inline(always)]
-pub fn mid_stream(head: &[u8; HEAD], length: u32) -> u32 {
-    let long = |a: u8, b: u8, c: u8, d: u8| u32::from_be_bytes([a, b, c, d]);
-    if length < 5 {
-        return PROTOCOL_UNKNOWN;
+pub fn mid_stream(look: impl Fn() -> ([u8; HEAD], u32)) -> u32 {
+    if look().1 < 5 {
+        PROTOCOL_UNKNOWN
+    } else if ask(&look, is_tls_record) {
+        PROTOCOL_TLS
+    } else if ask(&look, |head, _| word(head) == u32::from_ne_bytes(*b"CONN")) {
+        PROTOCOL_TUNNEL
+    } else if ask(&look, |head, _| is_http_method(head)) {
+        PROTOCOL_HTTP1
+    } else if ask(&look, is_redis_array) || ask(&look, is_mysql_command) {
+        PROTOCOL_OPAQUE
+    } else if ask(&look, is_amqp_frame) {
+        PROTOCOL_AMQP
+    } else if ask(&look, is_http2_frame) {
+        PROTOCOL_MULTIPLEXED
+    } else if ask(&look, is_postgres_message) {
+        PROTOCOL_OPAQUE
+    } else {
+        PROTOCOL_UNKNOWN
     }
-    if tls_record(head).is_some_and(|record| (1..=TLS_RECORD_MOST).contains(&record.length)) {
-        return PROTOCOL_TLS;
-    }
-    if word(head) == u32::from_ne_bytes(*b"CONN") {
-        return PROTOCOL_TUNNEL;
-    }
-    if is_http_method(head) {
-        return PROTOCOL_HTTP1;
-    }
-    // Redis: an array of some elements.
-    if head[0] == b'*' && head[1].is_ascii_digit() && (head[2] == b'\r' || head[3] == b'\r') {
-        return PROTOCOL_OPAQUE;
-    }
-    // MySQL: a command is the first packet of its exchange, and nearly always alone.
-    if head[3] == 0 && long(0, head[2], head[1], head[0]) == length - 4 {
-        return PROTOCOL_OPAQUE;
-    }
-    if is_amqp_frame(head, length) {
-        return PROTOCOL_AMQP;
-    }
-    if is_http2_frame(head, length) {
-        return PROTOCOL_MULTIPLEXED;
-    }
-    // PostgreSQL: Query, Parse, Bind, Execute, Describe, Close, Function call.
-    let message = long(head[1], head[2], head[3], head[4]);
-    if matches!(head[0], b'Q' | b'P' | b'B' | b'E' | b'D' | b'C' | b'F')
+}
+
+/// Puts one question.
+#[inline(always)]
+fn ask(look: &impl Fn() -> ([u8; HEAD], u32), question: impl Fn(&[u8; HEAD], u32) -> bool) -> bool {
+    let (head, length) = look();
+    question(&head, length)
+}
+
+/// A TLS record that is not too long.
+#[inline(always)]
+fn is_tls_record(head: &[u8; HEAD], _: u32) -> bool {
+    tls_record(head).is_some_and(|record| (1..=TLS_RECORD_MOST).contains(&record.length))
+}
+
+/// Redis: an array of some elements.
+#[inline(always)]
+fn is_redis_array(head: &[u8; HEAD], _: u32) -> bool {
+    head[0] == b'*' && head[1].is_ascii_digit() && (head[2] == b'\r' || head[3] == b'\r')
+}
+
+/// MySQL: a command is the first packet of its exchange, and nearly always alone.
+#[inline(always)]
+fn is_mysql_command(head: &[u8; HEAD], length: u32) -> bool {
+    u32::from_le_bytes([head[0], head[1], head[2], head[3]]) == length - 4
+}
+
+/// PostgreSQL: Query, Parse, Bind, Execute, Describe, Close, Function call.
+#[inline(always)]
+fn is_postgres_message(head: &[u8; HEAD], length: u32) -> bool {
+    let message = u32::from_be_bytes([head[1], head[2], head[3], head[4]]);
+    matches!(head[0], b'Q' | b'P' | b'B' | b'E' | b'D' | b'C' | b'F')
         && message >= 4
         && message < length
-    {
-        return PROTOCOL_OPAQUE;
-    }
-    PROTOCOL_UNKNOWN
 }
 
 /// A whole AMQP frame: 0-9-1 (type, channel, size), or 1.0 (size, offset of the data, type).
@@ -691,7 +710,8 @@ mod tests {
                 length => length,
             };
             let head = head(&bytes[..loaded]);
-            assert_eq!(mid_stream(&head, bytes.len() as u32), wanted, "{bytes:?}");
+            let look = || (head, bytes.len() as u32);
+            assert_eq!(mid_stream(look), wanted, "{bytes:?}");
         }
     }
 
@@ -796,7 +816,7 @@ mod tests {
         fn nothing_panics(bytes: [u8; HEAD], length: u32, of in 0u32..8) {
             let _ = (protocol(&bytes, length as usize), answer(&bytes, of, length));
             let _ = (is_tls_request(&bytes), is_tls_alert(&bytes), begins_tls(&bytes, length));
-            let _ = mid_stream(&bytes, length);
+            let _ = mid_stream(|| (bytes, length));
         }
     }
 }

@@ -39,6 +39,7 @@ mod rows;
 mod segment;
 mod settle;
 mod sockopt;
+mod speaks;
 mod stamps;
 mod tls;
 mod user_timeout;

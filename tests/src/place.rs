@@ -62,6 +62,26 @@ impl Place {
         Agent::start(&self.group, NEVER_OPENS)
     }
 
+    /// Waits until the server has read all that it was sent.
+    ///
+    /// For what must happen after that: a server that ends before it has read resets the
+    /// connection (`tcp_close` in net/ipv4/tcp.c), and one that has read closes it.
+    pub fn read_all(&self) {
+        let [local, queues] = [1, 4];
+        let port = format!(":{:04X}", TO.port());
+        self.net.server.enter(|| {
+            wait::until("the server to have read", START, || {
+                let sockets = std::fs::read_to_string("/proc/thread-self/net/tcp");
+                let sockets = sockets.expect("read the namespace's sockets");
+                let unread = |line: &str| {
+                    let fields: Vec<&str> = line.split_ascii_whitespace().collect();
+                    fields[local].ends_with(&port) && !fields[queues].ends_with(":00000000")
+                };
+                (!sockets.lines().skip(1).any(unread)).then_some(())
+            });
+        });
+    }
+
     /// A program of the clients'.
     pub fn client(&self, program: Program) -> Program {
         program.in_cgroup(&self.group).in_netns(&self.net.client)

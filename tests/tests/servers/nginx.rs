@@ -29,19 +29,19 @@ struct Web {
     place: Place,
     nginx: Option<Nginx>,
     waiting: Vec<Running>,
-    _upstream: Server,
+    upstream: Server,
 }
 
 impl Web {
     fn start() -> Self {
         let place = Place::new("nginx");
         let upstream: SocketAddr = "127.0.0.1:8081".parse().expect("an address");
-        let _upstream = Server::with(&place.net.server, upstream, wait_end);
+        let upstream = Server::with(&place.net.server, upstream, wait_end);
         let mut web = Self {
             place,
             nginx: None,
             waiting: Vec::new(),
-            _upstream,
+            upstream,
         };
         web.serve();
         web
@@ -68,7 +68,10 @@ impl Web {
 
     /// A program whose request has reached the upstream.
     fn waits(&mut self, agent: &Agent) {
+        // Not by what is in flight alone: a server that dies before it has read a request resets.
+        let asked = self.upstream.accepts() + 1;
         self.waiting.push(self.curl(&["/never"], &[]).spawn());
+        self.upstream.wait_accepts(asked);
         agent.wait_row(DESTINATION, "a request", |row| row["in_flight"] == 1);
     }
 
