@@ -24,7 +24,7 @@ const VERSION: u32 = 3;
 /// the same.
 const OLDEST: u32 = 1;
 
-/// A file that is larger is none of ours: so many breakers with full windows and so many names take 26 MiB.
+/// A file that is larger is none of ours: so many breakers with full windows and so many names take 24 MiB.
 const LARGEST: u64 = 32 << 20;
 
 /// Breakers that are kept, those first that are not closed. Bounds the file, and what it takes to
