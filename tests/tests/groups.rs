@@ -110,7 +110,8 @@ fn the_last_path_stays_and_is_shown() {
         assert!(text.contains("bypassed") && text.contains(why), "{text}");
     }
 
-    // The first one comes back; then the other one has room, and opens with its next failure.
+    // The first one comes back. Once it lets everything pass, the other one has room, and opens with its
+    // next failure.
     let server = Server::start(&scene.net.server, endpoint(0));
     agent.wait_state(&name(0), "half_open");
     for _ in 0..2 {
@@ -121,6 +122,13 @@ fn the_last_path_stays_and_is_shown() {
         );
     }
     agent.wait_state(&name(0), "closed");
+    fail(&mut dialer, 1, 1);
+    let row = refused(&agent, 1, 11);
+    let still = !agent.row(&name(0))["ramp_ends_in_ms"].is_null();
+    assert!(!still || row["state"] == "closed", "both refuse: {row:#}");
+    agent.wait_row(&name(0), "the end of its ramp", |row| {
+        row["ramp_ends_in_ms"].is_null()
+    });
     fail(&mut dialer, 1, 1);
     let row = agent.wait_state(&name(1), "open");
     assert_eq!(row["bypassed_for_safety"], false, "{row:#}");

@@ -188,6 +188,72 @@ fn a_heard_name_makes_a_group() {
     assert_eq!((open, bypassed), (1, 1), "{all:#?}");
 }
 
+/// Two of four addresses may be open. An answer that gives half of the addresses is no reason to close one,
+/// just because the agent that heard the whole is another one.
+#[test]
+fn a_restart_forgets_no_name() {
+    need!("python3");
+    let scene = Scene::new("heard-restart");
+    let all: Vec<SocketAddr> = (2..6)
+        .map(|last| SocketAddr::new([10, 77, 0, last].into(), 8080))
+        .collect();
+    for to in &all[1..] {
+        scene
+            .net
+            .server
+            .ip(&format!("addr add {}/24 dev s0\n", to.ip()));
+    }
+    let addresses: Vec<IpAddr> = all.iter().map(SocketAddr::ip).collect();
+    let config = "[defaults.breaker]\nredial = false\ncooldown = \"10m\"\ncooldown_max = \"10m\"\n\
+                  [[policy]]\nname = \"web\"\ndestinations = [\"*.internal\"]\n";
+    let agent = Agent::start_for_loops(&scene.group, config);
+    let mut python = scene.python();
+    let told = |python: &mut Interpreter, name: &str| {
+        python.value(&format!("len(socket.getaddrinfo({name:?}, 8080))"));
+    };
+    scene.dns.addresses("web.internal", &addresses);
+    told(&mut python, "web.internal");
+    let mut dialer = Dialer::start(DIAL, &scene.group, &scene.net.client);
+    for to in &all[..2] {
+        let name = to.to_string();
+        assert_eq!(dialer.connect(*to).errno, libc::ECONNREFUSED);
+        named(&agent, &name, "web.internal");
+        for _ in 0..4 {
+            assert_eq!(dialer.connect(*to).errno, libc::ECONNREFUSED);
+        }
+        agent.wait_state(&name, "open");
+    }
+    let options = agent.options().clone();
+    assert_eq!(agent.stop().code(), 0);
+    let agent = options.start();
+    // Known from the start, and of an address that nobody has called, too.
+    for to in &all[..2] {
+        let row = agent.row(&to.to_string());
+        let known = (&row["state"], &row["name"], &row["policy"]);
+        assert_eq!(
+            known,
+            (&"open".into(), &"web.internal".into(), &"web".into())
+        );
+    }
+    let explained = agent.command(&["explain", &all[3].to_string()]).good();
+    assert!(explained.contains("web.internal"), "{explained}");
+    scene.dns.addresses("web.internal", &addresses[..2]);
+    told(&mut python, "web.internal");
+    // Heard after it: so that has been heard as well.
+    scene.dns.addresses("after.internal", &addresses[..1]);
+    told(&mut python, "after.internal");
+    agent.wait_row(&all[0].to_string(), "the later name", |row| {
+        row["names"]
+            .as_array()
+            .is_some_and(|names| names.len() == 2)
+    });
+    for to in &all[..2] {
+        let row = agent.row(&to.to_string());
+        assert_eq!(row["state"], "open", "{row:#}");
+        assert_eq!(row["bypassed_for_safety"], false, "{row:#}");
+    }
+}
+
 /// Whoever answers decides what is heard: it may name an address, and no more.
 #[test]
 fn what_is_heard_protects_nothing_and_breaks_nothing() {
