@@ -32,6 +32,7 @@ pub mod stamp;
 pub mod status;
 pub mod syn;
 pub mod tls;
+pub mod tried;
 pub mod verdict;
 pub mod window;
 

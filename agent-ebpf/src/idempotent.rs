@@ -31,6 +31,7 @@ use crate::{
     opaque::{hidden, hidden64},
     retries, rows,
     segment::{self, Segment},
+    tried,
 };
 
 const PASS: i32 = 1;
@@ -215,7 +216,11 @@ pub unsafe fn asks(skb: *mut __sk_buff, stamp: *mut Stamp, row: *mut Row) -> i32
             return PASS;
         }
         let repeats = if number == 0 {
-            first(stamp, hidden(before.failed), print)
+            let repeats = hidden(first(stamp, hidden(before.failed), print));
+            match hidden(tried::asked(stamp, print, bpf_ktime_get_ns())) {
+                0 => repeats,
+                _ => MAY_BE_SAME,
+            }
         } else {
             let is_last = u32::from(before.number) == number;
             next(

@@ -41,6 +41,7 @@ mod settle;
 mod sockopt;
 mod stamps;
 mod tls;
+mod tried;
 mod user_timeout;
 
 /// Version of the ABI that this object was built with; the agent compares it with its own.

@@ -11,17 +11,20 @@ use agent_common::{
     retry::{
         ENDED_UNCONNECTED, ENDED_WELL, HELD, MOST_REFUSALS, NO_LIMIT, NTH, SAMPLE_TICKS, SELDOM_NS,
         TASK_SLOTS, Task, age_ns, fresh, is_in_time, is_new_second, is_to_come, operation_begin_ns,
-        owner, pack_operation, pause, place, tick, unpack_operation,
+        operation_number, owner, pack_operation, pause, place, tick, unpack_operation,
     },
     row::ROW_RETRIES,
-    stamp::{KIND_HANDSHAKE, PROTOCOL_HTTP1, PROTOCOL_TLS, STAMP_WATCHED, unpack_request},
+    stamp::{
+        KIND_HANDSHAKE, PROTOCOL_HTTP1, PROTOCOL_TLS, STAMP_RENEWS, STAMP_WATCHED, unpack_request,
+    },
+    tried::WELL,
 };
 use aya_ebpf::helpers::generated::bpf_get_current_pid_tgid;
 
 use crate::{
     atomics, held, idempotent, maps,
     opaque::{hidden, hidden64},
-    outcome,
+    outcome, tried,
 };
 
 /// In place of an operation: refused, its operation has had its number of retries.
@@ -41,18 +44,24 @@ const MOST_GREETINGS: u32 = 2;
 /// CLIENT SETINFO twice, SELECT). They follow one another at once, and say nothing of the program's pace.
 const MOST_LOGIN: u32 = 4;
 
-/// Whether a connect is looked at as a possible retry. Where nothing has failed of late, hardly any is.
+/// Whether a connect is looked at as a possible retry: its flags, 0 if not. Where nothing has failed of late, hardly
+/// any is.
 ///
 /// # Safety
 /// `row` must be the row of that index; `before_ns` is when the connect before was.
 #[inline(always)]
-pub unsafe fn is_watched(row: *mut Row, before_ns: u64, now: u64) -> bool {
+pub unsafe fn looks(row: *mut Row, before_ns: u64, now: u64) -> u32 {
+    // (The connect that has made the row comes before its begin.)
+    if now.wrapping_sub(before_ns).wrapping_sub(1) > SELDOM_NS || is_new_second(now, before_ns) {
+        return STAMP_WATCHED | STAMP_RENEWS;
+    }
     // SAFETY: by contract, map memory.
     let until = unsafe { (&raw const (*row).retry_watch).read_volatile() };
-    is_to_come(until, tick(now))
-        // (The connect that has made the row comes before its begin.)
-        || now.wrapping_sub(before_ns).wrapping_sub(1) > SELDOM_NS
-        || is_new_second(now, before_ns)
+    if is_to_come(until, tick(now)) {
+        STAMP_WATCHED
+    } else {
+        0
+    }
 }
 
 /// Connects of this row are looked at for so long.
@@ -498,16 +507,29 @@ unsafe fn answers(row: *mut Row, retries: *mut Retries, ended: u32) -> u32 {
 pub unsafe fn known(stamp: *mut Stamp, cookie: u64, now: u64, ended: u32) {
     // SAFETY: by contract, map memory.
     unsafe {
+        let last = hidden64(learns(stamp, cookie, now, ended));
+        if last != 0 {
+            tried::ended(stamp, last as u32, now, (last >> 32) as u32);
+        }
+    }
+}
+
+/// What [`known`] does for the task; the last request's print, and above it which attempt it was, or [`WELL`]. 0:
+/// nothing is known of it.
+#[inline(never)]
+unsafe fn learns(stamp: *mut Stamp, cookie: u64, now: u64, ended: u32) -> u64 {
+    // SAFETY: by the caller, map memory.
+    unsafe {
         let is_watched = (*stamp).flags & STAMP_WATCHED != 0;
         if ended == ENDED_WELL && !is_watched {
-            return;
+            return 0;
         }
         let Some(row) = outcome::unpinned_row_of(stamp) else {
-            return;
+            return 0;
         };
         let index = (*stamp).row;
         if index == OTHER_ROW || (*row).settings.flags & ROW_RETRIES == 0 {
-            return;
+            return 0;
         }
         let current = bpf_get_current_pid_tgid();
         let caller = owner(current as u32, index);
@@ -516,7 +538,7 @@ pub unsafe fn known(stamp: *mut Stamp, cookie: u64, now: u64, ended: u32) {
             maps::RETRIES.get_ptr_mut(index),
             maps::RETRY_POLICIES.get_ptr((*row).settings.policy),
         ) else {
-            return;
+            return 0;
         };
         claim(task, caller, row);
         if is_watched && (*stamp).tid == current as u32 {
@@ -526,6 +548,7 @@ pub unsafe fn known(stamp: *mut Stamp, cookie: u64, now: u64, ended: u32) {
         if number > 1 {
             (*task).in_doubt = 1;
         }
+        let print = idempotent::failed(stamp, cookie, ended);
         if ended == ENDED_WELL {
             (*task).in_doubt = 1;
             // A failure that it has not retried yet stays what it may retry next.
@@ -535,14 +558,20 @@ pub unsafe fn known(stamp: *mut Stamp, cookie: u64, now: u64, ended: u32) {
                 (*task).last_ns = now;
                 (*task).failed = 0;
             }
-            watch(row, now, SAMPLE_TICKS);
-            return;
+            // (Else a busy row would be watched for ever.)
+            if (*stamp).flags & STAMP_RENEWS != 0 {
+                watch(row, now, SAMPLE_TICKS);
+            }
+            return if number != 0 && (*stamp).protocol == PROTOCOL_HTTP1 {
+                u64::from(WELL) << 32 | u64::from(print)
+            } else {
+                0
+            };
         }
         (*task).ended = ended;
         (*task).pending += 1;
-        let failed = idempotent::failed(stamp, cookie, ended);
         // Of several, it may retry any.
-        (*task).failed = if (*task).pending == 1 { failed } else { 0 };
+        (*task).failed = if (*task).pending == 1 { print } else { 0 };
         (*task).last_ns = now;
         (*task).operation = if (*stamp).operation == 0 || number > MOST_GREETINGS {
             // An adopted connection; or one that has served others meanwhile, whose operation is over.
@@ -554,6 +583,7 @@ pub unsafe fn known(stamp: *mut Stamp, cookie: u64, now: u64, ended: u32) {
         let verdict = Verdict::unpack(atomics::load(&raw const (*row).verdict));
         (*task).generation = verdict.generation;
         watch(row, now, tick((*policy).window_ns) + 1);
+        u64::from(operation_number((*task).operation)) << 32 | u64::from(print)
     }
 }
 
