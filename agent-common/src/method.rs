@@ -263,9 +263,20 @@ impl Habit {
     /// Whether its requests hardly ever follow their like: then one that does so after a failure repeats it.
     #[inline(always)]
     pub const fn varies(self) -> bool {
-        const KNOWN: u16 = 4;
+        self.seldom_repeats(8)
+    }
+
+    /// Whether none of its first requests was asked for twice, or hardly any later on. (Who asks for the same things
+    /// in turn asks for something good again before it comes to what failed, but for the very first.)
+    #[inline(always)]
+    pub const fn seems_to_vary(self) -> bool {
+        self.seldom_repeats(2)
+    }
+
+    #[inline(always)]
+    const fn seldom_repeats(self, known: u16) -> bool {
         const RARE: u16 = 16;
-        self.other >= KNOWN && self.same * RARE <= self.other
+        self.other >= known && self.same * RARE <= self.other
     }
 }
 
@@ -473,14 +484,15 @@ mod tests {
     #[test]
     fn a_program_whose_requests_vary() {
         let mut habit = Habit::default();
-        for _ in 0..3 {
+        for number in 1..8 {
             habit = habit.with_next(false);
             assert!(!habit.varies());
+            assert_eq!(habit.seems_to_vary(), number > 1);
         }
         habit = habit.with_next(false);
         assert!(habit.varies());
         habit = habit.with_next(true);
-        assert!(!habit.varies());
+        assert!(!habit.varies() && !habit.seems_to_vary());
         for _ in 0..40 {
             habit = habit.with_next(false);
         }

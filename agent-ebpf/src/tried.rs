@@ -95,7 +95,7 @@ pub unsafe fn asked(stamp: *mut Stamp, print: u32, now: u64) -> u32 {
         // Each failure is worth one retry.
         if !atomics::replace(&raw mut (*tried).id, id, 0)
             || is_retry((*stamp).operation)
-            || !(*pace).habit.varies()
+            || !(*pace).habit.seems_to_vary()
             || !known.is_recent(now, window_ns(stamp))
         {
             return 0;
