@@ -216,7 +216,7 @@ fn judge(ctx: &SockAddrContext, addr: [u8; 16], ifindex: u32) -> i32 {
                 && flags & STAMP_PROBE == 0
                 && verdict.state != STATE_FORCED_CLOSED;
             let may_do = hidden(if may_refuse { mode } else { Mode::OFF });
-            let looks = hidden(retries::looks(row, before_ns, now));
+            let looks = hidden(retries::looks(row, index, before_ns, now));
             if looks != 0 {
                 operation = retries::judge(row, index, now, pid_tgid, may_do);
             }

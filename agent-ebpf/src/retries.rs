@@ -9,9 +9,10 @@ use agent_common::{
     budget::{self, Cells, Counts},
     pace::{self, PACE_SLOTS, Pace},
     retry::{
-        ENDED_UNCONNECTED, ENDED_WELL, HELD, MOST_REFUSALS, NO_LIMIT, NTH, SAMPLE_TICKS, SELDOM_NS,
-        TASK_SLOTS, Task, age_ns, fresh, is_in_time, is_new_second, is_to_come, operation_begin_ns,
-        operation_number, owner, pack_operation, pause, place, tick, unpack_operation,
+        BUSY, ENDED_UNCONNECTED, ENDED_WELL, HELD, MOST_REFUSALS, NO_LIMIT, NTH, SAMPLE_TICKS,
+        SELDOM_NS, TASK_SLOTS, Task, age_ns, fresh, is_in_time, is_new_second, is_to_come,
+        operation_begin_ns, operation_number, owner, pack_operation, pause, place, tick,
+        unpack_operation,
     },
     row::ROW_RETRIES,
     stamp::{
@@ -50,17 +51,37 @@ const MOST_LOGIN: u32 = 4;
 /// # Safety
 /// `row` must be the row of that index; `before_ns` is when the connect before was.
 #[inline(always)]
-pub unsafe fn looks(row: *mut Row, before_ns: u64, now: u64) -> u32 {
+pub unsafe fn looks(row: *mut Row, index: u32, before_ns: u64, now: u64) -> u32 {
     // (The connect that has made the row comes before its begin.)
-    if now.wrapping_sub(before_ns).wrapping_sub(1) > SELDOM_NS || is_new_second(now, before_ns) {
-        return STAMP_WATCHED | STAMP_RENEWS;
-    }
+    let is_seldom = now.wrapping_sub(before_ns).wrapping_sub(1) > SELDOM_NS;
     // SAFETY: by contract, map memory.
-    let until = unsafe { (&raw const (*row).retry_watch).read_volatile() };
-    if is_to_come(until, tick(now)) {
-        STAMP_WATCHED
-    } else {
-        0
+    unsafe {
+        if (is_seldom || is_new_second(now, before_ns))
+            && hidden(renews(row, index, before_ns, now)) != 0
+        {
+            return STAMP_WATCHED | STAMP_RENEWS;
+        }
+        if is_to_come((&raw const (*row).retry_watch).read_volatile(), tick(now)) {
+            STAMP_WATCHED
+        } else {
+            0
+        }
+    }
+}
+
+/// Whether such a connect is looked at whatever the row's others are: 1 or 0.
+#[inline(never)]
+unsafe fn renews(row: *mut Row, index: u32, before_ns: u64, now: u64) -> u32 {
+    let Some(retries) = maps::RETRIES.get_ptr_mut(index) else {
+        return 0;
+    };
+    // SAFETY: by the caller, map memory.
+    unsafe {
+        let attempts = atomics::load(&raw const (*row).attempts) as u32;
+        if is_new_second(now, before_ns) {
+            (*retries).second = attempts;
+        }
+        u32::from(attempts.wrapping_sub((*retries).second) < BUSY)
     }
 }
 

@@ -3,6 +3,7 @@
 use agent_common::{
     Stamp,
     method::is_print,
+    pace::Pace,
     retry::{NTH, is_retry, operation_time, owner, pack_operation, place, tick},
     tried::{TRIED_SLOTS, Tried, WELL, id},
 };
@@ -34,6 +35,18 @@ unsafe fn window_ns(stamp: *mut Stamp) -> u64 {
     }
 }
 
+/// A good request was the same as one before it, or (until it is asked for again) none. What else is known of the
+/// habit may be written by another task at the same time.
+#[inline(always)]
+unsafe fn learns(pace: *mut Pace, is_same: bool) {
+    // SAFETY: by the caller, map memory.
+    unsafe {
+        let habit = (*pace).habit.with_next(is_same);
+        (&raw mut (*pace).habit.same).write_volatile(habit.same);
+        (&raw mut (*pace).habit.other).write_volatile(habit.other);
+    }
+}
+
 /// A program closes a connection and so knows how its last request, of this print, has ended: `attempt` of its
 /// operation has failed, or it went [`WELL`].
 ///
@@ -52,7 +65,7 @@ pub unsafe fn ended(stamp: *mut Stamp, print: u32, now: u64, attempt: u32) {
         if attempt == WELL {
             // (Whether it is asked for again will show: then it counts against this.)
             if let Some(pace) = retries::pace_of(owner((*stamp).pid, (*stamp).row)) {
-                (*pace).habit = (*pace).habit.with_next(false);
+                learns(pace, false);
             }
             if (*tried).id != id && (*tried).stays(now, window_ns(stamp)) {
                 return;
@@ -89,7 +102,7 @@ pub unsafe fn asked(stamp: *mut Stamp, print: u32, now: u64) -> u32 {
         }
         let known = *tried;
         if known.attempt == WELL {
-            (*pace).habit = (*pace).habit.with_next(true);
+            learns(pace, true);
             return 0;
         }
         // Each failure is worth one retry.
