@@ -8,7 +8,7 @@ use agent_common::{
     tried::{TRIED_SLOTS, Tried, WELL, id},
 };
 
-use crate::{atomics, maps, outcome, retries};
+use crate::{atomics, maps, outcome, paces};
 
 /// The window of a row whose policy is not known, ns.
 const WINDOW_NS: u64 = 10_000_000_000;
@@ -64,7 +64,7 @@ pub unsafe fn ended(stamp: *mut Stamp, print: u32, now: u64, attempt: u32) {
         };
         if attempt == WELL {
             // (Whether it is asked for again will show: then it counts against this.)
-            if let Some(pace) = retries::pace_of(owner((*stamp).pid, (*stamp).row)) {
+            if let Some(pace) = paces::pace_of(owner((*stamp).pid, (*stamp).row)) {
                 learns(pace, false);
             }
             if (*tried).id != id && (*tried).stays(now, window_ns(stamp)) {
@@ -92,7 +92,7 @@ pub unsafe fn asked(stamp: *mut Stamp, print: u32, now: u64) -> u32 {
         }
         let (Some((id, tried)), Some(pace), Some(retries)) = (
             place_of(stamp, print),
-            retries::pace_of(owner((*stamp).pid, (*stamp).row)),
+            paces::pace_of(owner((*stamp).pid, (*stamp).row)),
             maps::RETRIES.get_ptr_mut((*stamp).row),
         ) else {
             return 0;
