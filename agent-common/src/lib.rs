@@ -33,6 +33,7 @@ pub mod stamp;
 pub mod status;
 pub mod syn;
 pub mod tls;
+pub mod tried;
 pub mod verdict;
 pub mod window;
 
@@ -50,7 +51,7 @@ pub use verdict::Verdict;
 pub use window::CallWindow;
 
 /// Version of everything in this crate; raised with any change of layout or meaning.
-pub const ABI_VERSION: u32 = 10;
+pub const ABI_VERSION: u32 = 11;
 
 /// Nanoseconds in a millisecond.
 pub const NANOS_PER_MS: u64 = 1_000_000;

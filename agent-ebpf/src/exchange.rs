@@ -35,7 +35,7 @@ use crate::{
     ends::{self, Answered, answered, ended},
     head, held, idempotent,
     opaque::{hidden, hidden64, is},
-    outcome, request, retries,
+    outcome, paces, request,
     segment::{self, Segment},
     speaks::{self, FAREWELL},
     stamps, tls,
@@ -239,8 +239,8 @@ unsafe fn out(ctx: &SkBuffContext, stamp: *mut Stamp, segment: Segment, verdict:
         let Some(row) = outcome::unpinned_row_of(stamp) else {
             return 0;
         };
-        if number != 0 && retries::is_wanted(stamp, row, number, word | kind, now) {
-            retries::kept(stamp, row, now);
+        if number != 0 && paces::is_wanted(stamp, row, number, word | kind, now) {
+            paces::kept(stamp, row, now);
         }
         if idempotent::matters(stamp, row, now) && idempotent::asks(ctx.skb.skb, stamp, row) != PASS
         {
