@@ -97,8 +97,8 @@ pub struct Retries {
     pub live: [u32; NTH],
     /// When an event last told of a request that is not idempotent ([`tick`]); 0: none did.
     pub told: u32,
-    /// Zero.
-    pub reserved: u32,
+    /// Attempts of the row when the second began ([`is_new_second`]); wraps.
+    pub second: u32,
 }
 
 /// Entries of [`Retries::nth`].
@@ -327,13 +327,12 @@ pub const fn is_to_come(tick: u32, now: u32) -> bool {
 /// Connects that come further apart are all looked at, ns: what it costs does not matter then.
 pub const SELDOM_NS: u64 = 1 << 22;
 
-/// While nothing fails, the pace of quicker programs is learnt from one part of time in 32 (of 134 ms each) on.
-#[inline(always)]
-pub const fn is_sample(now_ns: u64) -> bool {
-    (now_ns >> 27) & 31 == 0
-}
+/// But not on a row that has had so many since the second began: what is busy pauses, too, when the machine has other
+/// things to do.
+pub const BUSY: u32 = 256;
 
-/// A pause after a good call is looked for this long, in units of [`tick`] (134 ms).
+/// A pause after a good call is looked for this long, in units of [`tick`] (134 ms): of a program that never pauses
+/// once a second ([`is_new_second`]), so one eighth of the time.
 pub const SAMPLE_TICKS: u32 = 128;
 
 /// Connects that come in different parts of time (of 1.07 s) than the one before are looked at, so that

@@ -291,6 +291,9 @@ pub const STAMP_WOULD: u32 = 1 << 11;
 pub const STAMP_HALF_CLOSED: u32 = 1 << 7;
 /// The connect was looked at as a possible retry, and so is what becomes of it.
 pub const STAMP_WATCHED: u32 = 1 << 8;
+/// Beside [`STAMP_WATCHED`]: it was looked at for another reason than that the row's connects are, so a pause after
+/// it is waited for.
+pub const STAMP_RENEWS: u32 = 1 << 13;
 /// Its SYN is held now.
 pub const STAMP_HELD: u32 = 1 << 12;
 /// Keepalive was switched on by us.

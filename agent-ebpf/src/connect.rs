@@ -220,14 +220,11 @@ fn judge(ctx: &SockAddrContext, addr: [u8; 16], ifindex: u32) -> i32 {
             // A probe is wanted, and an operator's word is the last.
             let may_refuse = is(acting) && !is(why) && !is(flags & STAMP_PROBE) && !is(is_forced);
             let may_do = hidden(if may_refuse { mode } else { Mode::OFF });
-            let mut watched = 0;
-            if hidden(u32::from(retries::is_watched(row, before_ns, now))) != 0 {
-                watched = STAMP_WATCHED;
+            let looks = hidden(retries::looks(row, index, before_ns, now));
+            if looks != 0 {
                 operation = retries::judge(row, index, now, pid_tgid, may_do);
-            } else if retry::is_sample(now) {
-                watched = STAMP_WATCHED;
             }
-            flags |= watched;
+            flags |= looks;
             if operation <= OVER_LAST {
                 why = refusal::BY_RETRY + operation as u32;
                 if !is(enforced) {

@@ -11,8 +11,9 @@
 
 use agent_common::{
     Row, Stamp, Verdict,
-    classify::{self, Answer, HEAD},
+    classify::{self, HEAD},
     http::{self, BODY_NONE},
+    reply::{self, Answer},
     request::{SENDS, asked, asked_on},
     stamp::{
         KIND_GREETING, KIND_HANDSHAKE, KIND_REQUEST, PHASE_OPEN, PHASE_PENDING, PROTOCOL_ADOPTED,
@@ -34,7 +35,7 @@ use crate::{
     ends::{self, Answered, answered, ended},
     head, held, idempotent,
     opaque::{hidden, hidden64, is},
-    outcome, request, retries,
+    outcome, paces, request,
     segment::{self, Segment},
     speaks::{self, FAREWELL},
     stamps, tls,
@@ -238,8 +239,8 @@ unsafe fn out(ctx: &SkBuffContext, stamp: *mut Stamp, segment: Segment, verdict:
         let Some(row) = outcome::unpinned_row_of(stamp) else {
             return 0;
         };
-        if number != 0 && retries::is_wanted(stamp, row, number, word | kind, now) {
-            retries::kept(stamp, row, now);
+        if number != 0 && paces::is_wanted(stamp, row, number, word | kind, now) {
+            paces::kept(stamp, row, now);
         }
         if idempotent::matters(stamp, row, now) && idempotent::asks(ctx.skb.skb, stamp, row) != PASS
         {
@@ -311,7 +312,7 @@ unsafe fn back(ctx: &SkBuffContext, stamp: *mut Stamp, segment: Segment) {
             kind == KIND_REQUEST && segment.ack.wrapping_sub((*stamp).request_seq) as i32 <= 0,
         ));
         let (mut answer, mut line) = (PLAIN, 0);
-        if protocol <= classify::LAST_WITH_STATUS {
+        if protocol <= reply::LAST_WITH_STATUS {
             (answer, line) = said(status(ctx.skb.skb, &segment, protocol));
             if answer == Answer::Interim as u32 {
                 return;
@@ -418,8 +419,8 @@ unsafe fn status(skb: *mut __sk_buff, segment: &Segment, protocol: u32) -> u64 {
     // SAFETY: by the caller.
     unsafe {
         let head = segment::head(skb, *segment);
-        let answer = hidden(classify::answer(&head, protocol, segment.payload) as u32);
-        let line = classify::status_line(&head);
+        let answer = hidden(reply::answer(&head, protocol, segment.payload) as u32);
+        let line = reply::status_line(&head);
         if answer == Answer::Unavailable as u32 {
             let head = head::search(skb, segment);
             if !head.is_null() && (*head).search.has_retry_after() {
@@ -442,4 +443,4 @@ unsafe fn counted(ctx: &SkBuffContext, stamp: *mut Stamp, row: *mut Row) -> u64 
     }
 }
 
-const _: () = assert!(PROTOCOL_OPAQUE < classify::LAST_WITH_STATUS + 1);
+const _: () = assert!(PROTOCOL_OPAQUE < reply::LAST_WITH_STATUS + 1);

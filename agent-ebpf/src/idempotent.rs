@@ -29,8 +29,9 @@ use aya_ebpf::{
 use crate::{
     atomics, events, head, maps,
     opaque::{hidden, hidden64},
-    retries, rows,
+    paces, rows,
     segment::{self, Segment},
+    tried,
 };
 
 const PASS: i32 = 1;
@@ -215,7 +216,11 @@ pub unsafe fn asks(skb: *mut __sk_buff, stamp: *mut Stamp, row: *mut Row) -> i32
             return PASS;
         }
         let repeats = if number == 0 {
-            first(stamp, hidden(before.failed), print)
+            let repeats = hidden(first(stamp, hidden(before.failed), print));
+            match hidden(tried::asked(stamp, print, bpf_ktime_get_ns())) {
+                0 => repeats,
+                _ => MAY_BE_SAME,
+            }
         } else {
             let is_last = u32::from(before.number) == number;
             next(
@@ -292,7 +297,7 @@ unsafe fn first(stamp: *mut Stamp, failed: u32, print: u32) -> u32 {
             };
         }
         let is_same = failed == print;
-        if let Some(pace) = retries::pace_of(owner((*stamp).pid, (*stamp).row)) {
+        if let Some(pace) = paces::pace_of(owner((*stamp).pid, (*stamp).row)) {
             (*pace).habit = (*pace).habit.with_retry(is_same);
         }
         if is_same && is_retry((*stamp).operation) {
@@ -313,7 +318,7 @@ unsafe fn next(stamp: *mut Stamp, row: *mut Row, asked: *mut Asked, before: u32)
             return OTHER;
         }
         let (Some(pace), Some(policy), Some(retries)) = (
-            retries::pace_of(owner((*stamp).pid, index)),
+            paces::pace_of(owner((*stamp).pid, index)),
             maps::RETRY_POLICIES.get_ptr((*row).settings.policy),
             maps::RETRIES.get_ptr_mut(index),
         ) else {
@@ -411,18 +416,11 @@ unsafe fn tell(
         let quiet = hidden(if is_news == 0 { EVENT_QUIET } else { 0 });
         u32::from(events::try_send(&Event {
             kind: EventKind::REPEATED,
-            row: (*stamp).row,
-            incarnation: (*stamp).incarnation,
-            generation: (*stamp).generation,
-            at_ns: now,
             seq: cookie,
             timeout_ms: unpack_request(atomics::load(&raw const (*stamp).request)).0,
             outcome: method,
-            pid: (*stamp).pid,
-            tid: (*stamp).tid,
             flags: flags | quiet,
-            comm: (*stamp).comm,
-            ..events::EMPTY
+            ..events::about(stamp, now)
         }))
     }
 }

@@ -15,6 +15,7 @@ mod answers;
 mod atomics;
 mod begin;
 mod body;
+mod budgets;
 mod connect;
 mod counted;
 mod ends;
@@ -30,6 +31,7 @@ mod limits;
 mod maps;
 mod opaque;
 mod outcome;
+mod paces;
 mod probes;
 mod refusal;
 mod release;
@@ -42,6 +44,7 @@ mod sockopt;
 mod speaks;
 mod stamps;
 mod tls;
+mod tried;
 mod user_timeout;
 
 /// Version of the ABI that this object was built with; the agent compares it with its own.

@@ -15,6 +15,7 @@ use agent_common::{
     retry::{TASK_SLOTS, Task},
     spin::{SPIN_SLOTS, Spin},
     stamp::{CONNECTION_SLOTS, COUNTED_MOST, SPILLED_MOST, Slot},
+    tried::{TRIED_SLOTS, Tried},
     window::Block,
 };
 use aya_ebpf::{
@@ -130,6 +131,11 @@ pub static PACES: Array<Pace> = Array::with_max_entries(PACE_SLOTS, 0);
 /// kernel. 24 bytes an entry.
 #[map]
 pub static ASKED: Array<Asked> = Array::with_max_entries(ASKED_SLOTS, 0);
+
+/// How requests of processes ended, at the place that process, row and request name. Written by the kernel. 16
+/// bytes an entry.
+#[map]
+pub static TRIED: Array<Tried> = Array::with_max_entries(TRIED_SLOTS, 0);
 
 /// Failures and state changes for the agent. `ring_bytes`.
 #[map]

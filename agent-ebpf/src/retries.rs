@@ -6,22 +6,28 @@
 
 use agent_common::{
     Mode, NANOS_PER_MS, OTHER_ROW, Retries, RetrySettings, Row, Stamp, Verdict,
-    budget::{self, Cells, Counts},
-    pace::{self, PACE_SLOTS, Pace},
+    budget::{self, Cells as _},
+    pace,
     retry::{
-        ENDED_UNCONNECTED, ENDED_WELL, HELD, MOST_REFUSALS, NO_LIMIT, NTH, SAMPLE_TICKS, SELDOM_NS,
-        TASK_SLOTS, Task, age_ns, fresh, is_in_time, is_new_second, is_to_come, operation_begin_ns,
-        owner, pack_operation, pause, place, tick, unpack_operation,
+        BUSY, ENDED_UNCONNECTED, ENDED_WELL, HELD, MOST_REFUSALS, NO_LIMIT, NTH, SAMPLE_TICKS,
+        SELDOM_NS, TASK_SLOTS, Task, age_ns, fresh, is_in_time, is_new_second, is_to_come,
+        operation_begin_ns, operation_number, owner, pack_operation, pause, place, tick,
+        unpack_operation,
     },
     row::ROW_RETRIES,
-    stamp::{KIND_HANDSHAKE, PROTOCOL_HTTP1, PROTOCOL_TLS, STAMP_WATCHED, unpack_request},
+    stamp::{PROTOCOL_HTTP1, STAMP_RENEWS, STAMP_WATCHED, unpack_request},
+    tried::WELL,
 };
 use aya_ebpf::helpers::generated::bpf_get_current_pid_tgid;
 
 use crate::{
-    atomics, held, idempotent, maps,
+    atomics,
+    budgets::{Shared, enter, first_attempts},
+    held, idempotent, maps,
     opaque::{hidden, hidden64},
     outcome,
+    paces::pace_of,
+    tried,
 };
 
 /// In place of an operation: refused, its operation has had its number of retries.
@@ -37,22 +43,44 @@ pub const OVER_LAST: u64 = OVER_DEADLINE;
 /// After more of them, what fails on it is another operation than the one that it was made for.
 const MOST_GREETINGS: u32 = 2;
 
-/// A connection that speaks neither HTTP/1 nor TLS may begin with a login of so many exchanges (of Redis: HELLO,
-/// CLIENT SETINFO twice, SELECT). They follow one another at once, and say nothing of the program's pace.
-const MOST_LOGIN: u32 = 4;
-
-/// Whether a connect is looked at as a possible retry. Where nothing has failed of late, hardly any is.
+/// Whether a connect is looked at as a possible retry: its flags, 0 if not. Where nothing has failed of late, hardly
+/// any is.
 ///
 /// # Safety
 /// `row` must be the row of that index; `before_ns` is when the connect before was.
 #[inline(always)]
-pub unsafe fn is_watched(row: *mut Row, before_ns: u64, now: u64) -> bool {
+pub unsafe fn looks(row: *mut Row, index: u32, before_ns: u64, now: u64) -> u32 {
+    // (The connect that has made the row comes before its begin.)
+    let is_seldom = now.wrapping_sub(before_ns).wrapping_sub(1) > SELDOM_NS;
     // SAFETY: by contract, map memory.
-    let until = unsafe { (&raw const (*row).retry_watch).read_volatile() };
-    is_to_come(until, tick(now))
-        // (The connect that has made the row comes before its begin.)
-        || now.wrapping_sub(before_ns).wrapping_sub(1) > SELDOM_NS
-        || is_new_second(now, before_ns)
+    unsafe {
+        if (is_seldom || is_new_second(now, before_ns))
+            && hidden(renews(row, index, before_ns, now)) != 0
+        {
+            return STAMP_WATCHED | STAMP_RENEWS;
+        }
+        if is_to_come((&raw const (*row).retry_watch).read_volatile(), tick(now)) {
+            STAMP_WATCHED
+        } else {
+            0
+        }
+    }
+}
+
+/// Whether such a connect is looked at whatever the row's others are: 1 or 0.
+#[inline(never)]
+unsafe fn renews(row: *mut Row, index: u32, before_ns: u64, now: u64) -> u32 {
+    let Some(retries) = maps::RETRIES.get_ptr_mut(index) else {
+        return 0;
+    };
+    // SAFETY: by the caller, map memory.
+    unsafe {
+        let attempts = atomics::load(&raw const (*row).attempts) as u32;
+        if is_new_second(now, before_ns) {
+            (*retries).second = attempts;
+        }
+        u32::from(attempts.wrapping_sub((*retries).second) < BUSY)
+    }
 }
 
 /// Connects of this row are looked at for so long.
@@ -68,99 +96,6 @@ unsafe fn watch(row: *mut Row, now: u64, ticks: u32) {
             place.write_volatile(until);
         }
     }
-}
-
-/// A row's budget as it lies in the map.
-struct Shared {
-    retries: *mut Retries,
-    attempts: u64,
-}
-
-impl Counts for Shared {
-    #[inline(always)]
-    fn epoch(&self) -> u64 {
-        // SAFETY: map memory (as for all functions here).
-        unsafe { atomics::load(&raw const (*self.retries).epoch) }
-    }
-
-    #[inline(always)]
-    fn begin(&self, slot: usize) -> u64 {
-        let begins = self.begins();
-        // SAFETY: as above; the index is masked again for the verifier.
-        unsafe { begins.add(slot & (budget::SLOTS - 1)).read_volatile() }
-    }
-
-    #[inline(always)]
-    fn attempts(&self) -> u64 {
-        self.attempts
-    }
-
-    #[inline(always)]
-    fn spent(&self) -> u64 {
-        // SAFETY: as above.
-        unsafe { atomics::load(&raw const (*self.retries).spent) }
-    }
-
-    #[inline(always)]
-    fn forgotten(&self, value: u64) -> u64 {
-        hidden64(value)
-    }
-}
-
-impl Cells for Shared {
-    #[inline(always)]
-    fn advance(&mut self, from: u64, to: u64) -> bool {
-        // SAFETY: as above.
-        unsafe { atomics::replace(&raw mut (*self.retries).epoch, from, to) }
-    }
-
-    #[inline(always)]
-    fn set_begin(&mut self, slot: usize, counts: u64) {
-        let begins = self.begins();
-        // SAFETY: as above.
-        unsafe {
-            begins
-                .add(slot & (budget::SLOTS - 1))
-                .write_volatile(counts)
-        };
-    }
-
-    #[inline(always)]
-    fn add_spent(&mut self, amount: u64) -> u64 {
-        // SAFETY: as above.
-        unsafe { atomics::add(&raw mut (*self.retries).spent, amount) }
-    }
-}
-
-impl Shared {
-    #[inline(always)]
-    fn begins(&self) -> *mut u64 {
-        // SAFETY: as above.
-        unsafe { (&raw mut (*self.retries).begins).cast() }
-    }
-}
-
-/// What a row's budget is a share of ([`budget::calls`]).
-#[inline(always)]
-unsafe fn first_attempts(row: *const Row, retries: *const Retries) -> u64 {
-    // SAFETY: by the caller, map memory.
-    unsafe {
-        let attempts = atomics::load(&raw const (*row).attempts);
-        let spent = atomics::load(&raw const (*retries).spent);
-        budget::calls(attempts, spent, atomics::load(&raw const (*row).responses))
-    }
-}
-
-/// A row enters an epoch of its budget, if it has not done so yet.
-#[inline(never)]
-pub fn enter(index: u32, epoch: u64) {
-    let (Some(retries), Some(row)) = (maps::RETRIES.get_ptr_mut(index), maps::ROWS.get_ptr(index))
-    else {
-        return;
-    };
-    // SAFETY: map memory.
-    let attempts = unsafe { first_attempts(row, retries) };
-    budget::enter(&mut Shared { retries, attempts }, epoch);
 }
 
 /// The operation that a connect is an attempt of ([`pack_operation`], and [`HELD`] when its SYN is to be
@@ -218,20 +153,6 @@ unsafe fn claim(task: *mut Task, caller: u64, row: *mut Row) {
         (*task).refusals = 0;
         (*task).failed = 0;
     }
-}
-
-/// What is known of a process and a row.
-#[inline(always)]
-pub unsafe fn pace_of(process: u64) -> Option<*mut Pace> {
-    let pace = maps::PACES.get_ptr_mut(place(process, PACE_SLOTS))?;
-    // SAFETY: map memory.
-    unsafe {
-        if (*pace).owner != process {
-            *pace = bytemuck::Zeroable::zeroed();
-            (*pace).owner = process;
-        }
-    }
-    Some(pace)
 }
 
 /// A task connects again: the operation that it continues and has failed, 0: none.
@@ -498,16 +419,29 @@ unsafe fn answers(row: *mut Row, retries: *mut Retries, ended: u32) -> u32 {
 pub unsafe fn known(stamp: *mut Stamp, cookie: u64, now: u64, ended: u32) {
     // SAFETY: by contract, map memory.
     unsafe {
+        let last = hidden64(learns(stamp, cookie, now, ended));
+        if last != 0 {
+            tried::ended(stamp, last as u32, now, (last >> 32) as u32);
+        }
+    }
+}
+
+/// What [`known`] does for the task; the last request's print, and above it which attempt it was, or [`WELL`]. 0:
+/// nothing is known of it.
+#[inline(never)]
+unsafe fn learns(stamp: *mut Stamp, cookie: u64, now: u64, ended: u32) -> u64 {
+    // SAFETY: by the caller, map memory.
+    unsafe {
         let is_watched = (*stamp).flags & STAMP_WATCHED != 0;
         if ended == ENDED_WELL && !is_watched {
-            return;
+            return 0;
         }
         let Some(row) = outcome::unpinned_row_of(stamp) else {
-            return;
+            return 0;
         };
         let index = (*stamp).row;
         if index == OTHER_ROW || (*row).settings.flags & ROW_RETRIES == 0 {
-            return;
+            return 0;
         }
         let current = bpf_get_current_pid_tgid();
         let caller = owner(current as u32, index);
@@ -516,7 +450,7 @@ pub unsafe fn known(stamp: *mut Stamp, cookie: u64, now: u64, ended: u32) {
             maps::RETRIES.get_ptr_mut(index),
             maps::RETRY_POLICIES.get_ptr((*row).settings.policy),
         ) else {
-            return;
+            return 0;
         };
         claim(task, caller, row);
         if is_watched && (*stamp).tid == current as u32 {
@@ -526,6 +460,7 @@ pub unsafe fn known(stamp: *mut Stamp, cookie: u64, now: u64, ended: u32) {
         if number > 1 {
             (*task).in_doubt = 1;
         }
+        let print = idempotent::failed(stamp, cookie, ended);
         if ended == ENDED_WELL {
             (*task).in_doubt = 1;
             // A failure that it has not retried yet stays what it may retry next.
@@ -535,14 +470,20 @@ pub unsafe fn known(stamp: *mut Stamp, cookie: u64, now: u64, ended: u32) {
                 (*task).last_ns = now;
                 (*task).failed = 0;
             }
-            watch(row, now, SAMPLE_TICKS);
-            return;
+            // (Else a busy row would be watched for ever.)
+            if (*stamp).flags & STAMP_RENEWS != 0 {
+                watch(row, now, SAMPLE_TICKS);
+            }
+            return if number != 0 && (*stamp).protocol == PROTOCOL_HTTP1 {
+                u64::from(WELL) << 32 | u64::from(print)
+            } else {
+                0
+            };
         }
         (*task).ended = ended;
         (*task).pending += 1;
-        let failed = idempotent::failed(stamp, cookie, ended);
         // Of several, it may retry any.
-        (*task).failed = if (*task).pending == 1 { failed } else { 0 };
+        (*task).failed = if (*task).pending == 1 { print } else { 0 };
         (*task).last_ns = now;
         (*task).operation = if (*stamp).operation == 0 || number > MOST_GREETINGS {
             // An adopted connection; or one that has served others meanwhile, whose operation is over.
@@ -554,6 +495,7 @@ pub unsafe fn known(stamp: *mut Stamp, cookie: u64, now: u64, ended: u32) {
         let verdict = Verdict::unpack(atomics::load(&raw const (*row).verdict));
         (*task).generation = verdict.generation;
         watch(row, now, tick((*policy).window_ns) + 1);
+        u64::from(operation_number((*task).operation)) << 32 | u64::from(print)
     }
 }
 
@@ -570,60 +512,5 @@ pub unsafe fn answered_badly(row: *mut Row, now: u64) {
         {
             watch(row, now, tick((*policy).window_ns) + 1);
         }
-    }
-}
-
-/// Whether the pause before a request on a connection that has answered `number` of them is to be noted:
-/// none within a handshake or a login; else while nothing fails of the first few, and of one in 32. `kinds` are
-/// those of the exchange before and of this one (`KIND_`).
-///
-/// # Safety
-/// As [`kept`].
-#[inline(always)]
-pub unsafe fn is_wanted(
-    stamp: *mut Stamp,
-    row: *mut Row,
-    number: u32,
-    kinds: u64,
-    now: u64,
-) -> bool {
-    // SAFETY: by contract, map memory.
-    unsafe {
-        if (&raw const (*stamp).is_long).read_volatile() != 0 || kinds & KIND_HANDSHAKE != 0 {
-            return false;
-        }
-        let login = match (*stamp).protocol {
-            // (Within TLS there may be one, too. But most of it is HTTP, and in doubt a call is fresh.)
-            PROTOCOL_HTTP1 | PROTOCOL_TLS => 0,
-            _ => MOST_LOGIN,
-        };
-        if number <= login {
-            return false;
-        }
-        number < login + 4
-            || number & 31 == 0
-            || is_to_come((&raw const (*row).retry_watch).read_volatile(), tick(now))
-    }
-}
-
-/// A request follows so long after the answer to the one before, on the same connection: a pause after a
-/// good call.
-///
-/// # Safety
-/// `stamp` must be the connection's and `row` its row.
-#[inline(never)]
-pub unsafe fn kept(stamp: *mut Stamp, row: *mut Row, now: u64) {
-    // SAFETY: by contract, map memory.
-    unsafe {
-        let index = (*stamp).row;
-        let flags = (*row).settings.flags;
-        if (*stamp).ended != ENDED_WELL || index == OTHER_ROW || flags & ROW_RETRIES == 0 {
-            return;
-        }
-        let Some(pace) = pace_of(owner((*stamp).pid, index)) else {
-            return;
-        };
-        let pause_ns = now.saturating_sub((*stamp).answered_ns);
-        (*pace).good = pace::with((*pace).good, hidden(pace::bucket(pause_ns)));
     }
 }

@@ -46,13 +46,13 @@ def ask(path=url.path or "/"):
         connection.close()
 
 
-def operation(retries, wait):
+def operation(retries, wait, path=url.path or "/"):
     for number in range(retries + 1):
         if number > 0:
             count(retries=1, calls=-1)
             if wait:
                 time.sleep(wait)
-        if ask():
+        if ask(path):
             return
     count(failed=1)
 
@@ -62,6 +62,13 @@ def sequence(operations, pause, jitter, retries, wait):
     for _ in range(operations):
         operation(retries, wait)
         time.sleep(random.expovariate(1 / pause) if jitter and pause else pause)
+
+
+def named(operations, names, pause, retries, wait):
+    """One after the other: so many names in turn, each as a path of its own."""
+    for number in range(operations):
+        operation(retries, wait, f"/named/{number % names}")
+        time.sleep(pause)
 
 
 def threads(workers, each, pause, retries, wait):
@@ -225,6 +232,7 @@ def parallel(number):
 
 how = {
     "sequence": sequence,
+    "named": named,
     "threads": threads,
     "thread_each": thread_each,
     "event_loop": event_loop,

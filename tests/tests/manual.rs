@@ -365,6 +365,36 @@ fn an_order_without_a_row_is_seen() {
     assert_eq!(agent.command(&["status", "10.9.9.9:1"]).code(), 1);
 }
 
+/// The name is known for the order's sake alone: at its end the rows are counted before it is forgotten.
+#[test]
+fn the_end_of_an_order_by_name_counts_its_rows() {
+    let (net, group) = (TestNet::new(), TestCgroup::new("name-over"));
+    let etc = EtcFiles::new(NAMED, None);
+    let options = AgentOptions::new(&group);
+    let agent = options.start_as(etc.program(options.program()));
+    let _server = Server::start(&net.server, TO);
+    let mut dialer = Dialer::start(DIAL, &group, &net.client);
+    assert_eq!(dialer.connect(TO).errno, 0);
+    let mut events = agent.follow(&[]);
+    agent.command(&["hold-closed", WEB]).good();
+    agent.wait_row(DESTINATION, "its name", |row| row["name"] == "web.internal");
+    agent.wait_state(DESTINATION, "forced_closed");
+    // In the place of the one before.
+    agent.command(&["hold-closed", WEB, "--for", "1s"]).good();
+    let over = events.wait("its end", |event| event["action"] == "time_over");
+    assert_eq!(
+        (&over["destination"], &over["rows"]),
+        (&WEB.into(), &1.into()),
+        "{over:#}"
+    );
+    agent.wait_state(DESTINATION, "closed");
+    let said = agent.command(&["reset", DESTINATION]).good();
+    assert!(
+        said.contains("no order was in force, 1 row was closed already"),
+        "{said}"
+    );
+}
+
 #[test]
 fn events_say_who_and_how_it_ended() {
     let (net, group) = (TestNet::new(), TestCgroup::new("who"));

@@ -168,6 +168,7 @@ cases! { never_retries:
     a_steady_sequence_at_40_percent = "sequence 600 0.005 0 0 0" at 40;
     a_random_sequence_at_10_percent = "sequence 800 0.005 1 0 0" at 10;
     a_random_sequence_at_40_percent = "sequence 800 0.005 1 0 0" at 40;
+    a_poll_of_ten_things_at_40_percent = "named 500 10 0.005 0 0" at 40;
     a_tight_loop_at_40_percent = "sequence 1500 0 0 0 0" at 40;
     workers_at_20_percent = "threads 20 60 0.05 0 0" at 20;
     workers_at_40_percent = "threads 20 60 0.05 0 0" at 40;
@@ -185,6 +186,7 @@ cases! { never_retries:
 cases! { is_seen_to_retry:
     a_sequence_that_retries_at_once = "sequence 120 0.1 0 2 0" at 30;
     a_sequence_that_waits_before_it_retries = "sequence 240 0.05 0 2 0.002" at 30;
+    a_sequence_that_waits_longer_than_it_pauses = "named 200 1000 0.005 2 0.05" at 30;
     a_thread_for_each_that_retries = "thread_each 300 0.005 2 0" at 30;
     a_thread_for_each_that_waits = "thread_each 300 0.005 2 0.05" at 30;
 }

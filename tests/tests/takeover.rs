@@ -322,7 +322,10 @@ fn who_cannot_be_taken_over_from() {
     assert!(
         deaf.stderr.contains("take over from the agent on")
             && deaf.stderr.contains("does not answer")
-            && deaf.stderr.contains("still in charge"),
+            && deaf.stderr.contains("still in charge")
+            && deaf
+                .stderr
+                .contains(&format!("kill -CONT {}", scene.agent.pid())),
         "{deaf}"
     );
     let row = scene.agent.wait_state(&SICK.to_string(), "open");
