@@ -57,7 +57,7 @@ pub const BODY_ENDLESS: u32 = 4;
 /// Known by every policy.
 pub const BODY_UPGRADED: u32 = 5;
 
-/// Whether an answer with this status line ([`crate::classify::status_line`]) hands the connection over to
+/// Whether an answer with this status line ([`crate::reply::status_line`]) hands the connection over to
 /// something that is no HTTP: 101, and a good one to CONNECT (RFC 9110, sections 15.2.2 and 9.3.6). What the
 /// client sends from there on begins no request, whatever it looks like.
 #[inline(always)]

@@ -24,6 +24,7 @@ pub mod limits;
 pub mod method;
 pub mod pace;
 pub mod ramp;
+pub mod reply;
 pub mod request;
 pub mod retry;
 pub mod row;
@@ -50,7 +51,7 @@ pub use verdict::Verdict;
 pub use window::CallWindow;
 
 /// Version of everything in this crate; raised with any change of layout or meaning.
-pub const ABI_VERSION: u32 = 10;
+pub const ABI_VERSION: u32 = 11;
 
 /// Nanoseconds in a millisecond.
 pub const NANOS_PER_MS: u64 = 1_000_000;

@@ -3,6 +3,7 @@
 use agent_common::{
     Stamp, classify,
     http::*,
+    reply,
     request::{HAS_BODY, PIPELINES, SENDS_SIZE},
     stamp::{PHASE_OPEN, PROTOCOL_HTTP1, PROTOCOL_OPAQUE, pack_request},
 };
@@ -40,7 +41,7 @@ fn assert_says(head: &str, wanted: (u32, u32)) {
 
 #[test]
 fn some_answers_hand_the_connection_over() {
-    let line = |answer: &[u8; classify::HEAD]| classify::status_line(answer);
+    let line = |answer: &[u8; classify::HEAD]| reply::status_line(answer);
     let switching = line(b"HTTP/1.1 101 Switching P");
     let good = line(b"HTTP/1.1 200 Connection ");
     let also_good = line(b"HTTP/1.0 299 Fine.......");

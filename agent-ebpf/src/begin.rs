@@ -2,17 +2,20 @@
 //! the SYN.
 
 use agent_common::{
-    OTHER_ROW, Row, Stamp, classify, http,
+    OTHER_ROW, Row, Stamp,
     retry::ENDED_WELL,
     stamp::{
-        KIND_GREETING, KIND_HANDSHAKE, KIND_REQUEST, PROTOCOL_TLS, PROTOCOL_UNKNOWN, pack_request,
+        KIND_GREETING, KIND_HANDSHAKE, KIND_REQUEST, PROTOCOL_OPAQUE, PROTOCOL_TLS,
+        PROTOCOL_UNKNOWN, pack_request,
     },
 };
 use aya_ebpf::programs::SkBuffContext;
 
 use crate::{
     atomics, maps,
-    segment::{self, Segment},
+    opaque::hidden,
+    segment::Segment,
+    speaks::{self, FAREWELL},
     tls,
 };
 
@@ -58,15 +61,19 @@ pub unsafe fn count_request(row: *mut Row) {
 pub unsafe fn sent_with_syn(ctx: &SkBuffContext, stamp: *mut Stamp, segment: Segment) {
     // SAFETY: by the caller.
     unsafe {
-        let head = segment::head(ctx.skb.skb, segment);
-        (*stamp).protocol = classify::protocol(&head, segment.payload as usize);
+        let protocol = match speaks::first(ctx.skb.skb, &segment) {
+            FAREWELL => PROTOCOL_OPAQUE,
+            protocol => protocol,
+        };
+        let protocol = hidden(protocol);
+        (*stamp).protocol = protocol;
         (*stamp).out_end = segment.end;
         (*stamp).request_seq = segment.begin();
-        if (*stamp).protocol == PROTOCOL_TLS {
+        if protocol == PROTOCOL_TLS {
             tls::sent(ctx.skb.skb, stamp, &segment);
         } else {
             // Of HTTP/1; nothing else looks at it.
-            (*stamp).tls_stage = http::asks([head[0], head[1], head[2], head[3]]);
+            (*stamp).tls_stage = speaks::asks(ctx.skb.skb, &segment);
         }
     }
 }

@@ -35,7 +35,7 @@ use crate::{
     events, held, idempotent,
     kernel::TcpSocket,
     limits,
-    opaque::{hidden, hidden64},
+    opaque::{hidden, hidden64, is},
     outcome, probes,
     refusal::{self, Refusal},
     retries::{self, OVER_LAST},
@@ -156,6 +156,7 @@ fn judge(ctx: &SockAddrContext, addr: [u8; 16], ifindex: u32) -> i32 {
         let Some((index, row)) = rows::find_or_create(&key, sk) else {
             return ALLOW;
         };
+        let index = hidden(index);
         let before_ns = (*row).last_connect_ns;
         (*row).last_connect_ns = now;
         (*row).last_pid = pid;
@@ -169,8 +170,10 @@ fn judge(ctx: &SockAddrContext, addr: [u8; 16], ifindex: u32) -> i32 {
         let beat = atomics::load(&raw const (*control).heartbeat_ns);
         let awake = now.saturating_sub(beat) <= (*control).heartbeat_max_age_ns;
         let is_kernels = sk.is_kernels();
-        let acting =
-            mode != Mode::OFF && awake && (*row).settings.flags & ROW_PROTECTED == 0 && !is_kernels;
+        let acting = hidden(mode) != Mode::OFF
+            && awake
+            && (*row).settings.flags & ROW_PROTECTED == 0
+            && !is_kernels;
 
         let verdict = Verdict::unpack(atomics::load(&raw const (*row).verdict));
         let mut flags = if is_kernels { STAMP_UNJUDGED } else { 0 };
@@ -203,18 +206,19 @@ fn judge(ctx: &SockAddrContext, addr: [u8; 16], ifindex: u32) -> i32 {
             }
         }
         // From here on the verifier need not know which way it came.
-        let acting = hidden(u32::from(acting)) != 0;
+        let acting = hidden(u32::from(acting));
         let mut flags = hidden(flags);
         let mut why = hidden(why);
-        let enforced = mode == Mode::ENFORCE;
+        let generation = hidden(verdict.generation);
+        let enforced = hidden(u32::from(hidden(mode) == Mode::ENFORCE));
+        let is_forced = hidden(u32::from(verdict.state == STATE_FORCED_CLOSED));
         let mut operation = retry::fresh(now);
-        if index != OTHER_ROW && (*row).settings.flags & ROW_RETRIES != 0 && !(enforced && why != 0)
+        if hidden(index) != OTHER_ROW
+            && (*row).settings.flags & ROW_RETRIES != 0
+            && !(is(enforced) && is(why))
         {
             // A probe is wanted, and an operator's word is the last.
-            let may_refuse = acting
-                && why == 0
-                && flags & STAMP_PROBE == 0
-                && verdict.state != STATE_FORCED_CLOSED;
+            let may_refuse = is(acting) && !is(why) && !is(flags & STAMP_PROBE) && !is(is_forced);
             let may_do = hidden(if may_refuse { mode } else { Mode::OFF });
             let looks = hidden(retries::looks(row, index, before_ns, now));
             if looks != 0 {
@@ -223,7 +227,7 @@ fn judge(ctx: &SockAddrContext, addr: [u8; 16], ifindex: u32) -> i32 {
             flags |= looks;
             if operation <= OVER_LAST {
                 why = refusal::BY_RETRY + operation as u32;
-                if !enforced {
+                if !is(enforced) {
                     operation = hidden64(retries::let_pass(index, pid_tgid as u32));
                 }
             }
@@ -231,23 +235,22 @@ fn judge(ctx: &SockAddrContext, addr: [u8; 16], ifindex: u32) -> i32 {
         flags = hidden(flags);
         why = hidden(why);
         operation = hidden64(operation);
-        if acting && why == 0 && (*row).settings.flags & ROW_LIMITED != 0 {
-            let enforces = hidden(u32::from(enforced));
-            if hidden(limits::claim(row, now, enforces)) != limits::PASSES {
+        if is(acting) && !is(why) && (*row).settings.flags & ROW_LIMITED != 0 {
+            if hidden(limits::claim(row, now, hidden(enforced))) != limits::PASSES {
                 why = refusal::BY_LIMIT;
-                if flags & STAMP_PROBE != 0 && enforces != 0 {
-                    probes::give_back(row, verdict.generation);
+                if is(flags & STAMP_PROBE) && is(enforced) {
+                    probes::give_back(row, generation);
                 }
                 if operation & HELD != 0 {
                     held::forget();
                 }
-            } else if enforces != 0 {
+            } else if is(enforced) {
                 flags |= STAMP_CLAIMED;
             }
             flags = hidden(flags);
             why = hidden(why);
         }
-        if why != 0 {
+        if is(why) {
             let refusal = Refusal {
                 row,
                 index,
@@ -255,9 +258,9 @@ fn judge(ctx: &SockAddrContext, addr: [u8; 16], ifindex: u32) -> i32 {
                 now,
                 pid_tgid,
                 cookie,
-                enforced: hidden(u32::from(enforced)),
+                enforced: hidden(enforced),
             };
-            if enforced {
+            if is(enforced) {
                 return refusal::refuse(ctx.as_ptr(), &refusal);
             }
             refusal::tell(&refusal);
@@ -266,13 +269,13 @@ fn judge(ctx: &SockAddrContext, addr: [u8; 16], ifindex: u32) -> i32 {
 
         let Some(found) = stamps::claim(cookie) else {
             rows::count(|c| &raw mut (*c).unstamped);
-            if flags & STAMP_PROBE != 0 {
-                probes::give_back(row, verdict.generation);
+            if is(flags & STAMP_PROBE) {
+                probes::give_back(row, generation);
             }
             if operation & HELD != 0 {
                 held::forget();
             }
-            if flags & STAMP_CLAIMED != 0 {
+            if is(flags & STAMP_CLAIMED) {
                 limits::unstamped(row);
             }
             return ALLOW;
@@ -280,7 +283,7 @@ fn judge(ctx: &SockAddrContext, addr: [u8; 16], ifindex: u32) -> i32 {
         let stamp = found.stamp;
         (*stamp).row = index;
         (*stamp).incarnation = (*row).incarnation;
-        (*stamp).generation = verdict.generation;
+        (*stamp).generation = generation;
         (*stamp).our_timeout_ms = 0;
         (*stamp).own_timeout_ms = 0;
         (*stamp).syn_timeout_ticks = 0;
@@ -293,8 +296,8 @@ fn judge(ctx: &SockAddrContext, addr: [u8; 16], ifindex: u32) -> i32 {
         (*stamp).pid = pid;
         (*stamp).tid = pid_tgid as u32;
         bpf_get_current_comm((&raw mut (*stamp).comm).cast(), COMM_LEN as u32);
-        if acting && (*row).settings.connect_timeout_ms != 0 {
-            if mode == Mode::OBSERVE {
+        if is(acting) && (*row).settings.connect_timeout_ms != 0 {
+            if hidden(mode) == Mode::OBSERVE {
                 // Only noted: no timer of the program's may change.
                 (*stamp).our_timeout_ms = (*row).settings.connect_timeout_ms;
                 flags |= STAMP_OBSERVED;
@@ -308,7 +311,7 @@ fn judge(ctx: &SockAddrContext, addr: [u8; 16], ifindex: u32) -> i32 {
             }
         }
         (*stamp).flags = flags;
-        if flags & STAMP_WATCHED != 0 {
+        if is(flags & STAMP_WATCHED) {
             idempotent::dials(cookie, index, pid_tgid as u32);
         }
         if operation & HELD != 0 {
@@ -319,12 +322,12 @@ fn judge(ctx: &SockAddrContext, addr: [u8; 16], ifindex: u32) -> i32 {
             }
         }
         (*stamp).phase = PHASE_STAMPED;
-        if flags & STAMP_PROBE != 0 {
+        if is(flags & STAMP_PROBE) {
             events::send(&Event {
                 kind: EventKind::PROBE_STARTED,
                 row: index,
                 incarnation: (*row).incarnation,
-                generation: verdict.generation,
+                generation,
                 at_ns: now,
                 pid,
                 tid: pid_tgid as u32,

@@ -2,11 +2,11 @@
 
 use agent_common::{
     Event, EventKind, Row, Stamp, Statuses,
-    classify::{self, Answer},
     event::{
         EVENT_EXCHANGE, EVENT_PROBE, OUTCOME_ABANDONED, OUTCOME_CLOSED_EARLY, OUTCOME_GAVE_UP,
         OUTCOME_HUNG, OUTCOME_OTHER, OUTCOME_RESET, OUTCOME_RESPONSE, OUTCOME_SLOW, OUTCOME_STATUS,
     },
+    reply::{self, Answer},
     retry::{ENDED_UNANSWERED, ENDED_WELL},
     row::FAIL_LISTED,
     stamp::{
@@ -80,7 +80,7 @@ unsafe fn is_listed(row: *mut Row, says: u64) -> u32 {
     // SAFETY: by contract.
     let policy = unsafe { (*row).settings.policy };
     let (failed, throttled) = (says & SAYS_FAILED != 0, says & SAYS_THROTTLED != 0);
-    let status = classify::status(says, failed, throttled);
+    let status = reply::status(says, failed, throttled);
     let Some(listed) = maps::STATUSES.get_ptr(policy) else {
         return 0;
     };
@@ -339,19 +339,12 @@ unsafe fn tell(stamp: *mut Stamp, now: u64, seq: u64, us: u64, outcome: u32, err
     unsafe {
         events::send(&Event {
             kind: EventKind::FAILURE,
-            row: (*stamp).row,
-            incarnation: (*stamp).incarnation,
-            generation: (*stamp).generation,
-            at_ns: now,
             seq,
             elapsed_us: us,
             outcome,
             errno: error,
-            pid: (*stamp).pid,
-            tid: (*stamp).tid,
             flags: EVENT_EXCHANGE,
-            comm: (*stamp).comm,
-            ..events::EMPTY
+            ..events::about(stamp, now)
         });
     }
 }

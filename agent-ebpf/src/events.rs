@@ -1,6 +1,6 @@
 //! Events to the agent. One that finds no room is counted, never waited for.
 
-use agent_common::{COMM_LEN, Event};
+use agent_common::{COMM_LEN, Event, Stamp};
 
 use crate::{maps, rows};
 
@@ -21,6 +21,27 @@ pub const EMPTY: Event = Event {
     flags: 0,
     comm: [0; COMM_LEN],
 };
+
+/// An event about a connection: whose it is, and nothing else yet.
+///
+/// # Safety
+/// `stamp` must be map memory.
+#[inline(always)]
+pub unsafe fn about(stamp: *mut Stamp, at_ns: u64) -> Event {
+    // SAFETY: by contract.
+    unsafe {
+        Event {
+            row: (*stamp).row,
+            incarnation: (*stamp).incarnation,
+            generation: (*stamp).generation,
+            at_ns,
+            pid: (*stamp).pid,
+            tid: (*stamp).tid,
+            comm: (*stamp).comm,
+            ..EMPTY
+        }
+    }
+}
 
 /// Sends an event.
 #[inline(always)]

@@ -11,14 +11,14 @@
 
 use agent_common::{
     Row, Stamp, Verdict,
-    classify::{self, Answer, HEAD},
+    classify::{self, HEAD},
     http::{self, BODY_NONE},
+    reply::{self, Answer},
     request::{SENDS, asked, asked_on},
     stamp::{
         KIND_GREETING, KIND_HANDSHAKE, KIND_REQUEST, PHASE_OPEN, PHASE_PENDING, PROTOCOL_ADOPTED,
-        PROTOCOL_ADOPTED_BUSY, PROTOCOL_AMQP, PROTOCOL_HTTP1, PROTOCOL_MULTIPLEXED,
-        PROTOCOL_OPAQUE, PROTOCOL_TLS, PROTOCOL_TUNNEL, PROTOCOL_UNKNOWN, kind_of_request,
-        pack_request, unpack_request,
+        PROTOCOL_AMQP, PROTOCOL_HTTP1, PROTOCOL_MULTIPLEXED, PROTOCOL_OPAQUE, PROTOCOL_TLS,
+        PROTOCOL_TUNNEL, PROTOCOL_UNKNOWN, kind_of_request, pack_request, unpack_request,
     },
     tls::{STAGE_ASKED, STAGE_FINISHED, STAGE_SETTLED, Sent},
 };
@@ -34,9 +34,10 @@ use crate::{
     answers, atomics, begin, body, counted,
     ends::{self, Answered, answered, ended},
     head, held, idempotent,
-    opaque::{hidden, hidden64},
+    opaque::{hidden, hidden64, is},
     outcome, paces, request,
     segment::{self, Segment},
+    speaks::{self, FAREWELL},
     stamps, tls,
 };
 
@@ -129,7 +130,7 @@ unsafe fn out(ctx: &SkBuffContext, stamp: *mut Stamp, segment: Segment, verdict:
         if number != answers {
             // More of a request that is not answered yet; or the client speaks first after all, or
             // begins with TLS (MySQL's SSLRequest is not answered).
-            turns = kind_of_request(word) == KIND_GREETING
+            turns = kind_of_request(hidden64(word)) == KIND_GREETING
                 || (protocol == PROTOCOL_OPAQUE && number < TLS_BEGINS_WITHIN);
             let in_handshake = protocol == PROTOCOL_TLS && (*stamp).tls_stage < STAGE_FINISHED;
             if !turns {
@@ -146,10 +147,10 @@ unsafe fn out(ctx: &SkBuffContext, stamp: *mut Stamp, segment: Segment, verdict:
             }
         }
         let protocol = if protocol >= PROTOCOL_ADOPTED {
-            let head = segment::head(ctx.skb.skb, segment);
-            let Some(protocol) = adopted(stamp, &head, segment) else {
+            let protocol = speaks::adopted(ctx.skb.skb, stamp, &segment);
+            if protocol == PROTOCOL_UNKNOWN {
                 return 0;
-            };
+            }
             (*stamp).protocol = protocol;
             (*stamp).tls_stage = STAGE_SETTLED;
             protocol
@@ -168,17 +169,16 @@ unsafe fn out(ctx: &SkBuffContext, stamp: *mut Stamp, segment: Segment, verdict:
                 }
             }
             PROTOCOL_UNKNOWN => {
-                let head = segment::head(ctx.skb.skb, segment);
-                if is_farewell(&head, segment) {
+                let protocol = speaks::first(ctx.skb.skb, &segment);
+                if protocol == FAREWELL {
                     return 0;
                 }
-                let protocol = classify::protocol(&head, segment.payload as usize);
                 (*stamp).protocol = protocol;
                 if protocol == PROTOCOL_TLS {
                     kind = KIND_HANDSHAKE;
                     tls::sent(ctx.skb.skb, stamp, &segment);
                 } else if protocol == PROTOCOL_HTTP1 {
-                    (*stamp).tls_stage = asks(&head);
+                    (*stamp).tls_stage = speaks::asks(ctx.skb.skb, &segment);
                 }
                 if (*stamp).in_end == 0
                     && let Some(row) = outcome::unpinned_row_of(stamp)
@@ -187,12 +187,12 @@ unsafe fn out(ctx: &SkBuffContext, stamp: *mut Stamp, segment: Segment, verdict:
                 }
             }
             PROTOCOL_OPAQUE if number < TLS_BEGINS_WITHIN => {
-                let head = segment::head(ctx.skb.skb, segment);
-                if classify::begins_tls(&head, segment.payload) {
+                let what = speaks::early(ctx.skb.skb, &segment);
+                if what == PROTOCOL_TLS {
                     (*stamp).protocol = PROTOCOL_TLS;
                     kind = KIND_HANDSHAKE;
                     tls::sent(ctx.skb.skb, stamp, &segment);
-                } else if is_farewell(&head, segment) {
+                } else if what == FAREWELL {
                     return 0;
                 } else if turns {
                     (*stamp).begun_ns = bpf_ktime_get_ns();
@@ -200,9 +200,7 @@ unsafe fn out(ctx: &SkBuffContext, stamp: *mut Stamp, segment: Segment, verdict:
                 }
             }
             PROTOCOL_OPAQUE | PROTOCOL_TUNNEL => {
-                if classify::may_be_farewell(segment.payload)
-                    && is_farewell(&segment::head(ctx.skb.skb, segment), segment)
-                {
+                if speaks::is_farewell(ctx.skb.skb, &segment) {
                     return 0;
                 }
             }
@@ -210,7 +208,7 @@ unsafe fn out(ctx: &SkBuffContext, stamp: *mut Stamp, segment: Segment, verdict:
                 let head = segment::head(ctx.skb.skb, segment);
                 let begins = match protocol {
                     PROTOCOL_TLS => classify::is_tls_request(&head),
-                    PROTOCOL_HTTP1 => request::may_begin(stamp, &head, &segment),
+                    PROTOCOL_HTTP1 => request::may_begin(ctx.skb.skb, stamp, &head, &segment),
                     PROTOCOL_AMQP => classify::begins_amqp(&head),
                     PROTOCOL_MULTIPLEXED => classify::begins_stream(&head),
                     _ => true,
@@ -278,38 +276,7 @@ unsafe fn is_control(ctx: &SkBuffContext, protocol: u32, segment: Segment) -> bo
         return false;
     }
     // SAFETY: by the caller.
-    let head = unsafe { segment::head(ctx.skb.skb, segment) };
-    match protocol {
-        PROTOCOL_TLS => !classify::is_tls_request(&head),
-        PROTOCOL_AMQP => !classify::begins_amqp(&head),
-        PROTOCOL_MULTIPLEXED => !classify::begins_stream(&head),
-        _ => is_farewell(&head, segment),
-    }
-}
-
-/// The protocol of an adopted connection from what its client sends; `None` while that may be the
-/// rest of a request that was under way, or says goodbye.
-#[inline(always)]
-unsafe fn adopted(stamp: *mut Stamp, head: &[u8; HEAD], segment: Segment) -> Option<u32> {
-    if is_farewell(head, segment) {
-        return None;
-    }
-    // SAFETY: by the caller, map memory.
-    let is_busy = unsafe {
-        (*stamp).protocol == PROTOCOL_ADOPTED_BUSY
-            && (&raw const (*stamp).in_end).read_volatile() == (*stamp).syn_timeout_ticks
-    };
-    match classify::mid_stream(head, segment.payload) {
-        // Records follow one another in an upload, too.
-        PROTOCOL_UNKNOWN | PROTOCOL_TLS if is_busy => None,
-        PROTOCOL_UNKNOWN => Some(PROTOCOL_OPAQUE),
-        protocol => Some(protocol),
-    }
-}
-
-#[inline(always)]
-fn is_farewell(head: &[u8; HEAD], segment: Segment) -> bool {
-    classify::is_farewell(head, segment.payload)
+    unsafe { speaks::is_control(ctx.skb.skb, &segment, protocol) != 0 }
 }
 
 #[inline(always)]
@@ -341,17 +308,18 @@ unsafe fn back(ctx: &SkBuffContext, stamp: *mut Stamp, segment: Segment) {
             return;
         }
         // Sent before the request had arrived?
-        let is_early =
-            kind == KIND_REQUEST && segment.ack.wrapping_sub((*stamp).request_seq) as i32 <= 0;
+        let is_early = hidden(u32::from(
+            kind == KIND_REQUEST && segment.ack.wrapping_sub((*stamp).request_seq) as i32 <= 0,
+        ));
         let (mut answer, mut line) = (PLAIN, 0);
-        if protocol <= classify::LAST_WITH_STATUS {
+        if protocol <= reply::LAST_WITH_STATUS {
             (answer, line) = said(status(ctx.skb.skb, &segment, protocol));
             if answer == Answer::Interim as u32 {
                 return;
             }
         } else if protocol == PROTOCOL_TLS && kind == KIND_REQUEST {
             if may_be_ticket(stamp, protocol) {
-                if tls::answers(ctx.skb.skb, stamp, &segment, u32::from(!is_early)) == 0 {
+                if tls::answers(ctx.skb.skb, stamp, &segment, hidden(is_early ^ 1)) == 0 {
                     return;
                 }
             } else if classify::is_tls_alert(&segment::head(ctx.skb.skb, segment)) {
@@ -359,7 +327,7 @@ unsafe fn back(ctx: &SkBuffContext, stamp: *mut Stamp, segment: Segment) {
             }
         }
         // (A server that turns everybody away need not have heard the request.)
-        if is_early && answer == PLAIN {
+        if is(is_early) && answer == PLAIN {
             return;
         }
         let now = bpf_ktime_get_ns();
@@ -451,8 +419,8 @@ unsafe fn status(skb: *mut __sk_buff, segment: &Segment, protocol: u32) -> u64 {
     // SAFETY: by the caller.
     unsafe {
         let head = segment::head(skb, *segment);
-        let answer = hidden(classify::answer(&head, protocol, segment.payload) as u32);
-        let line = classify::status_line(&head);
+        let answer = hidden(reply::answer(&head, protocol, segment.payload) as u32);
+        let line = reply::status_line(&head);
         if answer == Answer::Unavailable as u32 {
             let head = head::search(skb, segment);
             if !head.is_null() && (*head).search.has_retry_after() {
@@ -475,4 +443,4 @@ unsafe fn counted(ctx: &SkBuffContext, stamp: *mut Stamp, row: *mut Row) -> u64 
     }
 }
 
-const _: () = assert!(PROTOCOL_OPAQUE < classify::LAST_WITH_STATUS + 1);
+const _: () = assert!(PROTOCOL_OPAQUE < reply::LAST_WITH_STATUS + 1);

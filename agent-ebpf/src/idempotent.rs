@@ -416,18 +416,11 @@ unsafe fn tell(
         let quiet = hidden(if is_news == 0 { EVENT_QUIET } else { 0 });
         u32::from(events::try_send(&Event {
             kind: EventKind::REPEATED,
-            row: (*stamp).row,
-            incarnation: (*stamp).incarnation,
-            generation: (*stamp).generation,
-            at_ns: now,
             seq: cookie,
             timeout_ms: unpack_request(atomics::load(&raw const (*stamp).request)).0,
             outcome: method,
-            pid: (*stamp).pid,
-            tid: (*stamp).tid,
             flags: flags | quiet,
-            comm: (*stamp).comm,
-            ..events::EMPTY
+            ..events::about(stamp, now)
         }))
     }
 }

@@ -41,6 +41,7 @@ mod rows;
 mod segment;
 mod settle;
 mod sockopt;
+mod speaks;
 mod stamps;
 mod tls;
 mod tried;

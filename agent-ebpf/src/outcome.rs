@@ -247,19 +247,13 @@ unsafe fn failed(stamp: *mut Stamp, now: u64, outcome: u32, error: u32, mut flag
         }
         events::send(&Event {
             kind: EventKind::FAILURE,
-            row: (*stamp).row,
-            incarnation: (*stamp).incarnation,
-            generation: (*stamp).generation,
-            at_ns: now,
             seq,
             elapsed_us: us,
             outcome,
             errno: error,
-            pid: (*stamp).pid,
-            tid: (*stamp).tid,
             timeout_ms: (*stamp).our_timeout_ms,
             flags,
-            comm: (*stamp).comm,
+            ..events::about(stamp, now)
         });
         if (*stamp).flags & STAMP_WOULD != 0 {
             atomics::add(&raw mut (*row).would_failed, 1);
@@ -346,18 +340,11 @@ pub unsafe fn probe_ended(
         }
         events::send(&Event {
             kind: EventKind::PROBE_ENDED,
-            row: (*stamp).row,
-            incarnation: (*stamp).incarnation,
-            generation: (*stamp).generation,
-            at_ns: now,
             elapsed_us: us,
             outcome,
             errno: error,
-            pid: (*stamp).pid,
-            tid: (*stamp).tid,
             flags,
-            comm: (*stamp).comm,
-            ..events::EMPTY
+            ..events::about(stamp, now)
         });
     }
 }

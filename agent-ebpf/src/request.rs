@@ -20,7 +20,8 @@ use aya_ebpf::{
 use crate::{
     head,
     opaque::{hidden, hidden64},
-    segment::{self, Segment},
+    segment::Segment,
+    speaks,
 };
 
 /// A request begins, on a row with these flags (0: none begins). What it asks for is known.
@@ -92,7 +93,7 @@ pub unsafe fn goes_on(skb: *mut __sk_buff, stamp: *mut Stamp, segment: &Segment,
                 (*stamp).tls_stage = stage;
                 (*stamp).syn_timeout_ticks = bound;
             }
-            SENDS_WHOLE if classify::is_http_method(&segment::head(skb, *segment)) => {
+            SENDS_WHOLE if speaks::is_http_method(skb, segment) => {
                 (*stamp).tls_stage = stage | PIPELINES;
             }
             SENDS_DATA | SENDS_SIZE | SENDS_LINE => follow(skb, stamp, segment, old),
@@ -172,7 +173,12 @@ unsafe extern "C" fn step(_: u32, context: *mut Context) -> i64 {
 /// # Safety
 /// As [`begins`].
 #[inline(always)]
-pub unsafe fn may_begin(stamp: *mut Stamp, head: &[u8; HEAD], segment: &Segment) -> bool {
+pub unsafe fn may_begin(
+    skb: *mut __sk_buff,
+    stamp: *mut Stamp,
+    head: &[u8; HEAD],
+    segment: &Segment,
+) -> bool {
     // SAFETY: by contract, map memory.
     let (stage, bound, seen) = unsafe {
         let seen = (&raw const (*stamp).tls_seen).read_volatile();
@@ -182,7 +188,8 @@ pub unsafe fn may_begin(stamp: *mut Stamp, head: &[u8; HEAD], segment: &Segment)
         return false;
     }
     if request::is_unfinished_at(stage, bound, segment.begin()) {
-        classify::is_http_method(head)
+        // SAFETY: by contract.
+        unsafe { speaks::is_http_method(skb, segment) }
     } else {
         classify::begins_http_request(head)
     }

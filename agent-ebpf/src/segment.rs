@@ -1,8 +1,9 @@
 //! What a packet of a TCP connection carries, from its headers.
 
-use crate::answers;
 use agent_common::classify::HEAD;
 use aya_ebpf::{bindings::__sk_buff, helpers::generated::bpf_skb_load_bytes};
+
+use crate::{answers, opaque::hidden};
 
 const IPPROTO_TCP: u8 = 6;
 const IPPROTO_UDP: u8 = 17;
@@ -94,8 +95,9 @@ unsafe fn parse<const SYNS: bool>(skb: *mut __sk_buff) -> Option<Segment> {
         Some(Segment {
             // A SYN has a number of its own, before the data.
             end: seq.wrapping_add(payload).wrapping_add(u32::from(is_syn)),
-            payload,
-            offset,
+            // (Lest the verifier walks on twice, for IPv4 and for IPv6.)
+            payload: hidden(payload),
+            offset: hidden(offset),
             ack,
             is_syn,
         })
@@ -138,21 +140,23 @@ pub unsafe fn of_answer(skb: *mut __sk_buff) -> u32 {
 /// `skb` must be the program's context, and `segment` what is in it.
 #[inline(always)]
 pub unsafe fn head(skb: *mut __sk_buff, segment: Segment) -> [u8; HEAD] {
-    let mut head = [0_u8; HEAD];
-    let to = head.as_mut_ptr().cast();
-    // Fixed lengths, the longest that is there: the verifier of 6.1 does not see that a length that
-    // was compared with 0 is at least 1. 12 bytes are a status line, 5 a TLS record header.
-    // SAFETY: by the caller; not more than the buffer holds.
+    const ROOM: usize = HEAD.next_power_of_two();
+    // 12 bytes are a status line, 5 a TLS record header.
+    let longest = match hidden(segment.payload) {
+        24.. => 24,
+        12.. => 12,
+        5.. => 5,
+        _ => 1,
+    };
+    // For the verifier: at least 1, and no more than there is room for. (And hidden, so that it walks on once.)
+    let length = ((hidden(longest) - 1) & (ROOM as u32 - 1)) + 1;
+    let mut words = [0_u64; ROOM / 8];
+    // SAFETY: by the caller; the buffer has room for it.
     unsafe {
-        let (skb, at) = (skb.cast(), segment.offset);
-        match segment.payload {
-            24.. => bpf_skb_load_bytes(skb, at, to, HEAD as u32),
-            12.. => bpf_skb_load_bytes(skb, at, to, 12),
-            5.. => bpf_skb_load_bytes(skb, at, to, 5),
-            _ => bpf_skb_load_bytes(skb, at, to, 1),
-        };
+        let to = words.as_mut_ptr().cast();
+        bpf_skb_load_bytes(skb.cast(), segment.offset, to, length);
+        words.as_ptr().cast::<[u8; HEAD]>().read()
     }
-    head
 }
 
 const _: () = assert!(HEAD == 24);

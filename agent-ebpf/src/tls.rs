@@ -7,13 +7,20 @@ use agent_common::{
 };
 use aya_ebpf::{bindings::__sk_buff, helpers::generated::bpf_skb_load_bytes};
 
-use crate::{atomics, opaque::hidden, outcome, segment::Segment};
+use crate::{
+    atomics,
+    opaque::{hidden, hidden64, is},
+    outcome,
+    segment::Segment,
+};
 
-/// The record whose header is at `at` in the payload; `None` when there is no whole header.
-#[inline(always)]
-unsafe fn record(skb: *mut __sk_buff, segment: Segment, at: u32) -> Option<tls::Record> {
-    if at + HEADER as u32 > segment.payload {
-        return None;
+/// The record whose header is at `at` in the payload, as one word for [`unpacked`]; 0 when there is no whole
+/// header. (A word and a function: a record of which the verifier knew anything would make many walks of what
+/// follows it.)
+#[inline(never)]
+unsafe fn record(skb: *mut __sk_buff, segment: &Segment, at: u32) -> u32 {
+    if hidden(at) + HEADER as u32 > hidden(segment.payload) {
+        return 0;
     }
     let mut header = [0_u8; HEADER];
     // SAFETY: by the caller; the helper checks the offset.
@@ -26,9 +33,18 @@ unsafe fn record(skb: *mut __sk_buff, segment: Segment, at: u32) -> Option<tls::
         )
     };
     if failed != 0 {
-        return None;
+        return 0;
     }
-    tls::record(&header)
+    hidden(tls::record(&header).map_or(0, |record| u32::from(record.kind) << 16 | record.length))
+}
+
+/// A record from [`record`]; `None` when there is none. No type of a record is 0.
+#[inline(always)]
+fn unpacked(word: u32) -> Option<tls::Record> {
+    (word != 0).then_some(tls::Record {
+        kind: (word >> 16) as u8,
+        length: word & 0xffff,
+    })
 }
 
 /// What a client sends up to its first request. Returns what it is, and where in the payload it
@@ -43,7 +59,7 @@ pub unsafe fn sent(skb: *mut __sk_buff, stamp: *mut Stamp, segment: &Segment) ->
         let mut at = 0;
         let mut result = Sent::Nothing as u64;
         for _ in 0..MAX_RECORDS {
-            let Some(record) = record(skb, *segment, at) else {
+            let Some(record) = unpacked(record(skb, segment, at)) else {
                 break;
             };
             let (stage, what) = tls::sent((*stamp).tls_stage, record, at == 0);
@@ -55,7 +71,8 @@ pub unsafe fn sent(skb: *mut __sk_buff, stamp: *mut Stamp, segment: &Segment) ->
             if what == Sent::Request as u32 {
                 break;
             }
-            at += HEADER as u32 + record.length;
+            at = hidden(at + HEADER as u32 + record.length);
+            result = hidden64(result);
         }
         result
     }
@@ -70,17 +87,18 @@ pub unsafe fn answers(
     skb: *mut __sk_buff,
     stamp: *mut Stamp,
     segment: &Segment,
-    mut is_owed: u32,
+    is_owed: u32,
 ) -> u32 {
     // SAFETY: by contract, map memory.
     unsafe {
-        let mut answer = 0;
+        let mut answer = hidden(0);
+        let mut is_owed = hidden(is_owed);
         let begin = segment.end.wrapping_sub(segment.payload);
         let mut at = match (*stamp).tls_next {
             0 => 0,
             next => next.wrapping_sub(begin),
         };
-        if at as i32 >= segment.payload as i32 {
+        if hidden(at) as i32 >= hidden(segment.payload) as i32 {
             // The middle of a ticket.
             return 0;
         }
@@ -95,15 +113,17 @@ pub unsafe fn answers(
             u32::MAX
         });
         let known = &raw mut (*row).ticket_lengths;
-        let mut found = record(skb, *segment, at);
+        let mut found = record(skb, segment, at);
         for _ in 0..MAX_RECORDS {
-            let Some(this) = found else { break };
-            at += HEADER as u32 + this.length;
-            found = record(skb, *segment, at);
-            let next_length = hidden(found.map_or(0, |next| next.length));
+            let Some(this) = unpacked(hidden(found)) else {
+                break;
+            };
+            at = hidden(at + HEADER as u32 + this.length);
+            found = record(skb, segment, at);
+            let next_length = hidden(found & 0xffff);
             let before = known.read_volatile();
             let seen = (*stamp).tls_seen;
-            let what = tls::received(seen, before & mask, this, next_length, is_owed != 0);
+            let what = tls::received(seen, before & mask, this, next_length, is(is_owed));
             let is_answer = hidden(u32::from(what.is_answer));
             let now_seen = hidden(what.seen);
             known.write_volatile((hidden(what.known) & mask) | (before & !mask));
@@ -112,12 +132,12 @@ pub unsafe fn answers(
             }
             (*stamp).tls_seen = now_seen;
             // What follows an answer in the segment may tell that it was none.
-            answer |= is_answer;
-            is_owed &= !is_answer;
-            if now_seen & tls::SEEN_SETTLED != 0 {
+            answer = hidden(answer | is_answer);
+            is_owed = hidden(is_owed & !is_answer);
+            if is(now_seen & tls::SEEN_SETTLED) {
                 return answer;
             }
-            if at >= segment.payload {
+            if at >= hidden(segment.payload) {
                 // Never 0, which means "with the next segment": one in four billion is not worth it.
                 (*stamp).tls_next = begin.wrapping_add(at);
                 return answer;

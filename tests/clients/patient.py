@@ -68,7 +68,7 @@ def slow_upload():
     with connect(UPLOAD) as s:
         for _ in range(8):
             s.sendall(b"x")
-            time.sleep(0.6)
+            time.sleep(0.7)
         exactly(s, 1)
 
 

@@ -25,9 +25,9 @@ use crate::{
 /// From start to the `ready` line; the machine may be busy with other tests.
 const READY: Duration = Duration::from_secs(60);
 /// From SIGTERM to the end.
-const STOP: Duration = Duration::from_secs(15);
+const STOP: Duration = Duration::from_secs(60);
 /// For what the agent does by itself and soon.
-const SOON: Duration = Duration::from_secs(15);
+const SOON: Duration = Duration::from_secs(60);
 
 /// The binary: `BACKSTOP_BIN`, else the newer of the release and debug builds beside this test.
 pub fn binary() -> &'static Path {
@@ -78,9 +78,11 @@ impl Home {
         self.path().join("backstop.toml")
     }
 
-    /// Replaces the configuration file.
+    /// Replaces the configuration file, at once: who reads it meanwhile never finds it empty.
     pub fn write_config(&self, text: &str) {
-        fs::write(self.config(), text).expect("write the configuration");
+        let new = self.path().join("backstop.toml.new");
+        fs::write(&new, text).expect("write the configuration");
+        fs::rename(new, self.config()).expect("put the configuration in place");
     }
 }
 
@@ -257,6 +259,14 @@ impl Agent {
     /// What it has logged so far.
     pub fn log(&self) -> String {
         self.process.stderr_so_far()
+    }
+
+    /// Waits until its log has this text, which is read beside everything else: a line may be on its way.
+    #[track_caller]
+    pub fn wait_log(&self, text: &str) {
+        wait::until(&format!("{text:?} in the log"), SOON, || {
+            self.log().contains(text).then_some(())
+        });
     }
 
     /// Sends a signal.

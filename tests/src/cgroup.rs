@@ -75,23 +75,31 @@ impl Drop for TestCgroup {
     }
 }
 
+/// Removes what is below it and has no processes.
+fn remove_inner(path: &Path) {
+    let entries = fs::read_dir(path).into_iter().flatten().flatten();
+    for inner in entries.map(|entry| entry.path()).filter(|e| e.is_dir()) {
+        remove_inner(&inner);
+        let _ = fs::remove_dir(inner);
+    }
+}
+
 /// Kills what is in the group (and below it), waits for the end of it, removes the directories.
 fn remove(path: &Path) {
     if !path.exists() {
         return;
     }
-    // Kernel 5.14 and later; it kills the whole subtree.
-    let _ = fs::write(path.join("cgroup.kill"), "1");
-    if let Ok(entries) = fs::read_dir(path) {
-        for entry in entries.flatten().filter(|e| e.path().is_dir()) {
-            remove(&entry.path());
-        }
-    }
     let removed = std::panic::catch_unwind(|| {
         wait::until(
             "the processes of a control group to end",
-            Duration::from_secs(5),
-            || (fs::remove_dir(path).is_ok() || !path.exists()).then_some(()),
+            Duration::from_secs(60),
+            || {
+                // Each time: an agent may just have made a group for its self-test inside.
+                // Kernel 5.14 and later; it kills the whole subtree.
+                let _ = fs::write(path.join("cgroup.kill"), "1");
+                remove_inner(path);
+                (fs::remove_dir(path).is_ok() || !path.exists()).then_some(())
+            },
         );
     });
     if removed.is_err() {

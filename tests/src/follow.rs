@@ -11,7 +11,7 @@ use serde_json::Value;
 use crate::process::{Program, Running};
 
 /// Longest wait for an event.
-const DEADLINE: Duration = Duration::from_secs(15);
+const DEADLINE: Duration = Duration::from_secs(60);
 
 /// A reader of events.
 pub struct Follow {
@@ -57,6 +57,13 @@ impl Follow {
                 return event;
             }
         }
+    }
+
+    /// An event that is as wanted, one of those seen already or one to come: for events that may come in any
+    /// order.
+    pub fn find(&mut self, what: &str, is: impl Fn(&Value) -> bool) -> Value {
+        let seen = self.seen.iter().find(|event| is(event)).cloned();
+        seen.unwrap_or_else(|| self.wait(what, is))
     }
 
     /// Waits for a change of a destination's breaker into this state.

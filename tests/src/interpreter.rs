@@ -88,18 +88,19 @@ impl Interpreter {
     /// The value of an expression that must not fail.
     #[track_caller]
     pub fn value(&mut self, expression: &str) -> Value {
-        let mut answer = self.ask(expression);
+        let mut answer = self.answer(expression);
         assert_eq!(answer["errno"], Value::Null, "{expression}");
         answer["value"].take()
     }
 
     /// The errno that an expression fails with; 0 when it does not.
     pub fn errno(&mut self, expression: &str) -> i32 {
-        let answer = self.ask(expression);
+        let answer = self.answer(expression);
         answer["errno"].as_i64().unwrap_or(0) as i32
     }
 
-    fn ask(&mut self, expression: &str) -> Value {
+    /// `value` or `errno` of an expression.
+    pub fn answer(&mut self, expression: &str) -> Value {
         writeln!(self.input, "{expression}").expect("write to the interpreter");
         let mut line = String::new();
         self.output

@@ -99,6 +99,23 @@ impl Namespace {
             port,
         }
     }
+
+    /// Loses the next SYN over IPv4 to a port of this namespace, and no other: those after it pass, however
+    /// late the test is. Needs nft.
+    pub fn lose_one_syn(&self, port: u16) {
+        // A SYN is 60 bytes long. (One byte more than that, because kernels before 6.11 take a quota that is
+        // just used up for exceeded.)
+        self.nft(&format!(
+            "table ip lossy{port}\n\
+             delete table ip lossy{port}\n\
+             table ip lossy{port} {{\n\
+               chain input {{\n\
+                 type filter hook input priority 0; policy accept;\n\
+                 tcp dport {port} tcp flags & (syn | ack) == syn quota until 61 bytes drop\n\
+               }}\n\
+             }}\n"
+        ));
+    }
 }
 
 impl Drop for Namespace {

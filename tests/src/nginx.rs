@@ -54,6 +54,7 @@ impl Nginx {
                log_format status \"$status\";\n\
                access_log {at}/access.log status;\n\
                keepalive_requests 1000000;\n\
+               keepalive_timeout 1h;\n\
                client_max_body_size 0;\n\
                client_body_temp_path {at}/body;\n\
                proxy_temp_path {at}/proxy;\n\
@@ -76,7 +77,7 @@ impl Nginx {
         }
         let process = program.spawn();
         namespace.enter(|| {
-            wait::until("nginx to listen", Duration::from_secs(10), || {
+            wait::until("nginx to listen", Duration::from_secs(60), || {
                 TcpStream::connect(address).ok()
             });
         });
@@ -90,7 +91,7 @@ impl Nginx {
 
     /// Waits for its end.
     pub fn ended(mut self) {
-        self.process.extend_deadline(Duration::from_secs(20));
+        self.process.extend_deadline(Duration::from_secs(60));
         self.process.wait();
     }
 
@@ -98,7 +99,7 @@ impl Nginx {
     /// answer has left: a client may end first. The log is read once more after that: no more.
     pub fn assert_logged(&self, status: u16, expected: u64) {
         let what = format!("{expected} requests with {status} in the log");
-        wait::until(&what, Duration::from_secs(20), || {
+        wait::until(&what, Duration::from_secs(60), || {
             (self.logged(status) >= expected).then_some(())
         });
         assert_eq!(self.logged(status), expected, "requests with {status}");

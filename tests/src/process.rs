@@ -20,10 +20,12 @@ use rustix::{
     process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open},
 };
 
-use crate::{cgroup::TestCgroup, net::Namespace};
+use crate::{cgroup::TestCgroup, net::Namespace, wait};
 
 /// Longest time that a program may take unless the test says otherwise.
-const DEADLINE: Duration = Duration::from_secs(20);
+const DEADLINE: Duration = Duration::from_secs(60);
+/// Until a process that was sent SIGSTOP has stopped.
+const STOPPED: Duration = Duration::from_secs(60);
 
 /// Where a program is, or `None` when it is not installed.
 pub fn find(program: &str) -> Option<PathBuf> {
@@ -211,9 +213,28 @@ impl Running {
         self.pid.as_raw_nonzero().get()
     }
 
-    /// Sends a signal to it.
+    /// Sends a signal to it. After SIGSTOP it has stopped when this returns.
     pub fn signal(&self, signal: Signal) {
         kill_process(self.pid, signal).unwrap_or_else(|e| panic!("signal {}: {e}", self.what));
+        if signal == Signal::STOP {
+            // One thread takes the signal and then stops the others, which go on until then
+            // (`do_signal_stop` in kernel/signal.c).
+            let what = format!("{} to stop", self.what);
+            wait::until(&what, STOPPED, || self.is_stopped().then_some(()));
+        }
+    }
+
+    /// Whether none of its threads runs any more.
+    fn is_stopped(&self) -> bool {
+        let Ok(threads) = std::fs::read_dir(format!("/proc/{}/task", self.pid())) else {
+            return true;
+        };
+        threads.flatten().all(|thread| {
+            // "pid (comm) state ...": the name may contain anything. One that has gone does not run.
+            let stat = std::fs::read_to_string(thread.path().join("stat")).unwrap_or_default();
+            let state = stat.rsplit(") ").next().unwrap_or_default();
+            state.is_empty() || state.starts_with(['T', 't', 'Z', 'X'])
+        })
     }
 
     /// What it has written to stderr so far.

@@ -25,8 +25,9 @@ pub const DESTINATION: &str = "10.77.0.2:8080";
 pub const CONNECT: &str = "(s := socket.create_connection(('10.77.0.2', 8080))) and 0";
 /// The program waits for longer than the 500 ms after which a used connection counts as idle.
 pub const IDLE: &str = "time.sleep(0.7)";
-/// The program waits for longer than `gave_up`.
-pub const PATIENCE: &str = "time.sleep(1)";
+/// The program waits for longer than `gave_up`, also where a busy machine has made answers slow: three times
+/// what a destination usually takes is not yet given up.
+pub const PATIENCE: &str = "time.sleep(3)";
 
 /// A program, a server that the test writes, and an agent between them.
 pub struct Talk {
@@ -45,10 +46,21 @@ pub struct Talk {
 impl Talk {
     /// With a server that does this with each connection.
     pub fn new(label: &str, handler: impl Fn(TcpStream) + Send + Sync + 'static) -> Self {
+        Self::with(label, "", handler)
+    }
+
+    /// The same, with more in `[defaults.breaker]`.
+    pub fn with(
+        label: &str,
+        breaker: &str,
+        handler: impl Fn(TcpStream) + Send + Sync + 'static,
+    ) -> Self {
         let net = TestNet::new();
         let server = Server::with(&net.server, TO, handler);
         let group = TestCgroup::new(label);
-        let agent = Agent::start_for_loops(&group, "");
+        // No call is too old to be counted, however slow the machine is.
+        let config = format!("[defaults.breaker]\nwindow_age = \"30m\"\n{breaker}");
+        let agent = Agent::start_for_loops(&group, &config);
         let python = Interpreter::start(&group, &net.client);
         Self {
             server,

@@ -2,6 +2,10 @@
 
 use std::time::{Duration, Instant};
 
+/// For whatever comes by itself and soon, on a machine that may have a lot else to do: how quickly it comes
+/// is not what such a wait is about.
+pub const LONGEST: Duration = Duration::from_secs(60);
+
 /// Time between two looks: short beside everything that is waited for.
 const LOOK_EVERY: Duration = Duration::from_millis(10);
 

@@ -25,13 +25,18 @@ const DESTINATION: &str = "10.77.0.2:8080";
 const FAILURES: u64 = 5;
 
 /// With redial the breaker is half-open this soon after the server is back: within a second, on a
-/// machine that has nothing else to do. The cooldown would be 30 s.
-const BACK_IN_USE: Duration = Duration::from_secs(3);
+/// machine that has nothing else to do. The cooldown would be five minutes.
+const BACK_IN_USE: Duration = Duration::from_secs(30);
+
+const WITH_REDIAL: &str = r#"
+[defaults.breaker]
+cooldown = "5m"
+"#;
 
 const WITHOUT_REDIAL: &str = r#"
 [defaults.breaker]
 redial = false
-cooldown = "6s"
+cooldown = "8s"
 "#;
 
 /// `dial` as a client of its own: the io_uring connect.
@@ -93,29 +98,31 @@ impl Scene {
     }
 
     /// Five real refusals open the breaker; the next refusal is Backstop's and looks the same.
-    fn open(&self) {
+    /// Returns how many there were, which the caller adds to.
+    fn open(&self) -> u64 {
         let natural = self.client.command(TO).in_netns(&self.net.client).run();
         let natural = self.client.outcome(&natural);
         for _ in 0..FAILURES {
             let finished = self.ask();
             assert_eq!(self.client.outcome(&finished), natural, "{finished}");
-            // Java tries twice.
+            // Java tries twice: its sixth attempt may be there before the breaker has opened.
             if self.agent.row(DESTINATION)["attempts"].as_u64() >= Some(FAILURES) {
                 break;
             }
         }
         let row = self.agent.wait_state(DESTINATION, "open");
-        assert_eq!(row["failures"]["refused"], FAILURES, "{row:#}");
-        assert_eq!(row["attempts"], FAILURES, "{row:#}");
+        let attempts = row["attempts"].as_u64().expect("a count");
+        let most = FAILURES + u64::from(self.client.name == clients::JAVA.name);
+        assert!((FAILURES..=most).contains(&attempts), "{row:#}");
+        assert_eq!(row["failures"]["refused"], attempts, "{row:#}");
         assert_eq!(row["workload"], self.group.workload());
         assert_eq!(row["netns"], self.net.client.inode());
         let reason = &row["reason"];
         assert_eq!(reason["kind"], "consecutive_failures");
         assert_eq!(reason["window"], "connects");
-        assert_eq!(
-            (&reason["value"], &reason["threshold"]),
-            (&5.0.into(), &5.0.into())
-        );
+        let value = reason["value"].as_f64().expect("a number");
+        assert!((5.0..=most as f64).contains(&value), "{row:#}");
+        assert_eq!(reason["threshold"], 5.0);
 
         let before = row["rejected"]["breaker"].as_u64().expect("a count");
         let finished = self.ask();
@@ -125,8 +132,9 @@ impl Scene {
             row["rejected"]["breaker"].as_u64() > Some(before),
             "{row:#}"
         );
-        assert_eq!(row["attempts"], FAILURES, "no SYN left: {row:#}");
+        assert_eq!(row["attempts"], attempts, "no SYN left: {row:#}");
         assert_balanced(&row);
+        attempts
     }
 
     fn succeeds(&self) {
@@ -141,10 +149,10 @@ impl Scene {
 
 /// The server comes back; redial notices.
 fn with_redial(client: Client) {
-    let Some(scene) = Scene::new(client, "") else {
+    let Some(scene) = Scene::new(client, WITH_REDIAL) else {
         return;
     };
-    scene.open();
+    let failed = scene.open();
     let mut events = scene.agent.follow(&[]);
     let back = Instant::now();
     let server = Server::start(&scene.net.server, TO);
@@ -165,13 +173,17 @@ fn with_redial(client: Client) {
     assert_eq!(row["reason"]["kind"], "none");
     assert_balanced(&row);
     // The agent's own dials are not the program's attempts.
-    assert_eq!(row["attempts"], FAILURES + 3);
+    assert_eq!(row["attempts"], failed + 3);
     assert!(server.accepts() >= 4);
 }
 
 /// The server comes back; only the cooldown lets probes through.
 fn without_redial(client: Client) {
-    let Some(scene) = Scene::new(client, WITHOUT_REDIAL) else {
+    // A client must have started and ended before the cooldown is over.
+    let slow = WITHOUT_REDIAL.replace("8s", "20s");
+    let is_slow = client.name == clients::JAVA.name;
+    let config = if is_slow { &slow } else { WITHOUT_REDIAL };
+    let Some(scene) = Scene::new(client, config) else {
         return;
     };
     scene.open();
@@ -260,8 +272,10 @@ fn a_failed_probe_opens_again_for_longer() {
     let again = events.wait_breaker(DESTINATION, "open");
     assert_eq!(again["reason"]["kind"], "probe_failed", "{again:#}");
     let row = agent.wait_state(DESTINATION, "open");
-    // The first cooldown was 6 s; the doubled one has jitter.
-    assert!(row["next_probe_in_ms"].as_u64() > Some(6_000), "{row:#}");
+    // The first cooldown was 8 s; the doubled one has jitter.
+    let number = |key: &str| row[key].as_u64().expect("a time");
+    let cooldown = number("next_probe_in_ms") + number("state_age_ms");
+    assert!(cooldown > 12_000, "{row:#}");
 }
 
 /// Each errno that a policy may ask for is what the program sees.

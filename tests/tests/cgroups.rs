@@ -14,7 +14,7 @@ use tests::{
 const DIAL: &str = env!("CARGO_BIN_EXE_dial");
 const TO: SocketAddr = TestNet::server4(8080);
 const DESTINATION: &str = "10.77.0.2:8080";
-const SOON: std::time::Duration = std::time::Duration::from_secs(10);
+const SOON: std::time::Duration = std::time::Duration::from_secs(60);
 
 /// One that vanishes is attached again when it returns.
 #[test]
@@ -53,11 +53,11 @@ fn one_inside_another_is_dropped() {
     );
     assert_eq!(attached::programs(&parent), [1; 4]);
     assert_eq!(attached::programs(&a), [0; 4]);
-    assert!(
-        agent.log().contains(a.path().to_str().expect("ASCII")),
-        "{}",
-        agent.log()
-    );
+    // The log is read beside the line that it is ready.
+    wait::until("what it says of the inner ones", SOON, || {
+        let inner = a.path().to_str().expect("ASCII");
+        agent.log().contains(inner).then_some(())
+    });
     let mut dialer = Dialer::start(DIAL, &a, &net.client);
     assert_eq!(dialer.connect(TO).errno, libc::ECONNREFUSED);
     assert_eq!(agent.row(DESTINATION)["attempts"], 1);

@@ -107,19 +107,20 @@ fn with_timeout(ms: u32) -> String {
 #[test]
 fn sighup_reloads() {
     let (net, group) = (TestNet::new(), TestCgroup::new("reload"));
-    let agent = Agent::start(&group, &with_timeout(7_000));
+    let agent = Agent::start(&group, &with_timeout(70_000));
     let mut events = agent.follow(&[]);
     let mut dialer = Dialer::start(DIAL, &group, &net.client);
     dialer.open(BLACKHOLE, 1, How::default());
-    dialer.wait_user_timeouts(&[7_000]);
+    dialer.wait_user_timeouts(&[70_000]);
 
-    agent.home().write_config(&with_timeout(8_000));
+    agent.home().write_config(&with_timeout(80_000));
     agent.signal(Signal::HUP);
     events.wait("reloaded", |event| event["action"] == "reloaded");
     dialer.open(BLACKHOLE, 1, How::default());
-    dialer.wait_user_timeouts(&[7_000, 8_000]);
-    let row = agent.row(&BLACKHOLE.to_string());
-    assert_eq!(row["timeouts_ms"]["connect"], 8_000);
+    dialer.wait_user_timeouts(&[70_000, 80_000]);
+    agent.wait_row(&BLACKHOLE.to_string(), "its timeout", |row| {
+        row["timeouts_ms"]["connect"] == 80_000
+    });
 
     agent
         .home()
@@ -129,7 +130,7 @@ fn sighup_reloads() {
     let message = refused["message"].as_str().expect("a message");
     assert!(message.contains("defaults.timeouts.connect"), "{message}");
     dialer.open(BLACKHOLE, 1, How::default());
-    dialer.wait_user_timeouts(&[7_000, 8_000, 8_000]);
+    dialer.wait_user_timeouts(&[70_000, 80_000, 80_000]);
     // SIGHUP and the change of the file may each have been read.
     let reloads = |result: &str| {
         agent.metric(
@@ -147,7 +148,7 @@ fn a_changed_file_is_noticed() {
     let group = TestCgroup::new("watch");
     let agent = Agent::start(&group, &with_timeout(1_000));
     let mut events = agent.follow(&[]);
-    agent.home().write_config(&with_timeout(3_000));
+    fs::write(agent.home().config(), with_timeout(3_000)).expect("write");
     events.wait("reloaded", |event| event["action"] == "reloaded");
     let new = agent.home().path().join("new.toml");
     fs::write(&new, with_timeout(4_000)).expect("write");
@@ -215,23 +216,23 @@ fn policies_by_prefix_port_and_workload() {
     let (net, parent) = (TestNet::new(), TestCgroup::new("policies"));
     let (mine, other) = (parent.child("mine"), parent.child("other"));
     let config = format!(
-        "[defaults.timeouts]\nconnect = \"9s\"\n\
-         [[policy]]\nname = \"net\"\ndestinations = [\"10.77.0.0/24\"]\ntimeouts = {{ connect = \"8s\" }}\n\
-         [[policy]]\nname = \"port\"\ndestinations = [\"10.77.0.0/24:81\"]\ntimeouts = {{ connect = \"7s\" }}\n\
-         [[policy]]\nname = \"host\"\ndestinations = [\"10.77.0.101\"]\ntimeouts = {{ connect = \"6s\" }}\n\
-         [[policy]]\nname = \"six\"\ndestinations = [\"[fd77::]/64:82\"]\ntimeouts = {{ connect = \"5s\" }}\n\
+        "[defaults.timeouts]\nconnect = \"90s\"\n\
+         [[policy]]\nname = \"net\"\ndestinations = [\"10.77.0.0/24\"]\ntimeouts = {{ connect = \"80s\" }}\n\
+         [[policy]]\nname = \"port\"\ndestinations = [\"10.77.0.0/24:81\"]\ntimeouts = {{ connect = \"70s\" }}\n\
+         [[policy]]\nname = \"host\"\ndestinations = [\"10.77.0.101\"]\ntimeouts = {{ connect = \"60s\" }}\n\
+         [[policy]]\nname = \"six\"\ndestinations = [\"[fd77::]/64:82\"]\ntimeouts = {{ connect = \"50s\" }}\n\
          [[policy]]\nname = \"mine\"\ndestinations = [\"10.77.0.0/24:83\"]\nworkloads = [\"{}\"]\n\
-         timeouts = {{ connect = \"4s\" }}\n",
+         timeouts = {{ connect = \"40s\" }}\n",
         mine.workload()
     );
     let agent = Agent::start(&parent, &config);
     let mut dialer = Dialer::start(DIAL, &mine, &net.client);
     let cases = [
-        (TestNet::blackhole4(0), 80, "net", 8_000),
-        (TestNet::blackhole4(0), 81, "port", 7_000),
-        (TestNet::blackhole4(1), 80, "host", 6_000),
-        (TestNet::blackhole6(0), 82, "six", 5_000),
-        (TestNet::blackhole6(0), 80, "default", 9_000),
+        (TestNet::blackhole4(0), 80, "net", 80_000),
+        (TestNet::blackhole4(0), 81, "port", 70_000),
+        (TestNet::blackhole4(1), 80, "host", 60_000),
+        (TestNet::blackhole6(0), 82, "six", 50_000),
+        (TestNet::blackhole6(0), 80, "default", 90_000),
     ];
     for (address, port, ..) in cases {
         dialer.open(SocketAddr::new(address, port), 1, How::default());
@@ -249,8 +250,8 @@ fn policies_by_prefix_port_and_workload() {
     dialer.close();
     agent.wait_row(&to.to_string(), "the policy", |row| row["policy"] == "mine");
     dialer.open(to, 1, How::default());
-    dialer.wait_user_timeouts(&[4_000]);
+    dialer.wait_user_timeouts(&[40_000]);
     let mut stranger = Dialer::start(DIAL, &other, &net.client);
     stranger.open(to, 1, How::default());
-    stranger.wait_user_timeouts(&[8_000]);
+    stranger.wait_user_timeouts(&[80_000]);
 }

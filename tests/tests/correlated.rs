@@ -46,22 +46,21 @@ fn many_that_fail_at_once_open_nothing() {
         for i in 0..MANY {
             dialer.open(nowhere(i), 1, How::default());
         }
-        dialer.settle(Duration::from_secs(10));
+        dialer.settle(Duration::from_secs(60));
     }
     for i in 0..MANY {
         let destination = nowhere(i).to_string();
         let row = agent.wait_row(&destination, "seven failures", |row| {
-            row["failures"]["connect_timeout"] == 7
+            row["failures"]["connect_timeout"] == 7 && row["bypassed_for_safety"] == true
         });
         assert_eq!(row["state"], "closed", "{row:#}");
         assert_eq!(row["rejected"]["breaker"], 0, "{row:#}");
-        assert_eq!(row["bypassed_for_safety"], true, "{row:#}");
     }
     let text = agent.command(&["status"]).good();
     assert!(text.contains("bypassed"), "{text}");
 
     // Nobody calls: it is over, which is said, too; then one that fails alone opens.
-    wait::until("nothing to be held back", Duration::from_secs(60), || {
+    wait::until("nothing to be held back", Duration::from_secs(120), || {
         (agent.row(&nowhere(0).to_string())["bypassed_for_safety"] == false).then_some(())
     });
     let over = events.wait("the end of it", |event| event["kind"] == "safety");

@@ -49,7 +49,7 @@ fn the_granted_capabilities_suffice() {
     let agent = options.start_as(with(&granted(), &options));
     wait::until(
         "the agent says that it has started",
-        Duration::from_secs(10),
+        Duration::from_secs(60),
         || agent.log().contains("started").then_some(()),
     );
     // Real-time priority is part of what is granted.
@@ -130,7 +130,7 @@ fn prometheus_accepts_the_page() {
     }
     wait::until(
         "both workloads have their row",
-        Duration::from_secs(10),
+        Duration::from_secs(60),
         || (agent.rows("127.0.0.1:9").len() == 2).then_some(()),
     );
     let page = agent.get("/metrics").body;

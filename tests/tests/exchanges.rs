@@ -25,7 +25,7 @@ const SERVER: &str = "listen 10.77.0.2:8080 backlog=2048;\n\
      location / { return 200 \"hello\"; }\n\
      location /503 { return 503; }\n";
 /// For a load generator, beside other tests.
-const LONG: Duration = Duration::from_secs(60);
+const LONG: Duration = Duration::from_secs(300);
 /// Counts and judges, never opens.
 const NEVER_OPENS: &str = r#"
 [defaults.breaker]
@@ -77,7 +77,10 @@ impl Scene {
         let failures = row["failures"].as_object().expect("an object");
         let sum: u64 = failures.values().filter_map(Value::as_u64).sum();
         assert_eq!(sum, status, "{row:#}");
-        assert_eq!(row["abandoned"], 0, "{row:#}");
+        // What is left over when a program ends may be a connect, but no exchange.
+        let number = |key: &str| row[key].as_u64().expect("a count");
+        let connects = number("attempts") - number("established");
+        assert_eq!(number("abandoned"), connects, "{row:#}");
         row
     }
 }
@@ -253,6 +256,7 @@ fn client_and_server_in_one_group() {
         .args(["-n", "3200", "-c", "32", "http://[::1]:8080/"])
         .in_cgroup(&group)
         .in_netns(&net.client)
+        .within(LONG)
         .run();
     let answers = hey_count(&finished, 200);
     assert_eq!(answers, 3_200, "{finished}");
@@ -336,7 +340,9 @@ fn totals_are_exact_when_events_are_lost() {
     let bad = hey_count(&finished, 503);
     assert_eq!(bad, 6_400, "{finished}");
     scene.assert_exact(bad, bad);
-    assert!(scene.agent.status()["lost_events"].as_u64() > Some(0));
+    tests::wait::until("what it says of the loss", LONG, || {
+        (scene.agent.status()["lost_events"].as_u64() > Some(0)).then_some(())
+    });
 }
 
 /// Load generators that are killed in the middle leave nothing under way behind.
@@ -344,7 +350,8 @@ fn totals_are_exact_when_events_are_lost() {
 fn nothing_is_in_flight_after_a_kill() {
     need!("nginx", "hey");
     let scene = Scene::new(NEVER_OPENS);
-    let running = hey(1_000_000, 64, "/")
+    // More than it can do before it is killed.
+    let running = hey(100_000_000, 64, "/")
         .in_cgroup(&scene.group)
         .in_netns(&scene.net.client)
         .spawn();

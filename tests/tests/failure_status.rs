@@ -143,7 +143,7 @@ fn a_breaker_opens_on_what_is_listed() {
     assert_eq!(status, 1);
     assert_eq!(scene.agent.row(DESTINATION)["state"], "closed");
     scene.ask(vec!["/404"; 5].into_iter().map(str::to_owned));
-    wait::until("the breaker to open", Duration::from_secs(10), || {
+    wait::until("the breaker to open", Duration::from_secs(60), || {
         (scene.agent.row(DESTINATION)["state"] == "open").then_some(())
     });
 }

@@ -69,7 +69,7 @@ fn a_greeting_is_an_answer_with_a_latency() {
         scene.greeted();
         let row = scene.talk.expect(&[("responses", count)], (count, 0));
         let p50 = row["response_latency_us"]["p50"].as_u64();
-        assert!((Some(110_000)..Some(1_000_000)).contains(&p50), "{row:#}");
+        assert!((Some(110_000)..Some(20_000_000)).contains(&p50), "{row:#}");
     }
     // What comes after a greeting is an ordinary exchange.
     scene.talk.value(CONNECT);
@@ -138,9 +138,11 @@ fn a_port_check_of_a_server_that_greets_says_nothing() {
     for _ in 0..3 {
         scene.greeted();
     }
+    // Its greeting comes late: never before the check has gone, however busy the machine is.
+    scene.server(SILENT);
     for _ in 0..10 {
-        scene.talk.value(CONNECT);
-        scene.talk.value("s.close()");
+        let check = "socket.create_connection(('10.77.0.2', 8080)).close()";
+        scene.talk.value(check);
     }
     let row = scene
         .talk
@@ -159,12 +161,12 @@ fn a_client_that_speaks_first_is_believed() {
     }
     scene.server(ECHOES);
     scene.talk.value(CONNECT);
-    scene.talk.value("time.sleep(0.2)");
+    scene.talk.value("time.sleep(4)");
     scene.talk.ask(1);
     let row = scene.talk.expect(&[("responses", 4)], (4, 0));
     // The wait before the request is not the answer's.
     let max = row["response_latency_us"]["max"].as_u64();
-    assert!(max < Some(190_000), "{row:#}");
+    assert!(max < Some(3_900_000), "{row:#}");
     scene.talk.ask(1);
     scene.talk.value("s.close()");
     scene.talk.expect(&[("responses", 5)], (5, 0));
@@ -183,7 +185,9 @@ fn what_crosses_a_request_does_not_answer_it() {
     need!("python3", "nft");
     let (go, may_go) = std::sync::mpsc::channel::<()>();
     let may_go = std::sync::Mutex::new(may_go);
-    let mut talk = Talk::new("crossing", move |mut stream| {
+    // Whoever closes within this time has not given up.
+    let gave_up = "gave_up = \"10m\"\n";
+    let mut talk = Talk::with("crossing", gave_up, move |mut stream| {
         let _ = may_go.lock().expect("no panic holds it").recv();
         let _ = stream.write_all(b"a push");
         wait_end(stream);

@@ -12,7 +12,9 @@ use tests::{
 };
 
 const DIAL: &str = env!("CARGO_BIN_EXE_dial");
-const CONFIG: &str = "[[policy]]\nname = \"web\"\ndestinations = [\"web.internal\"]\n";
+/// Nothing that a test waits for comes by the cooldown, and no call is too old.
+const CONFIG: &str = "[defaults.breaker]\ncooldown = \"5m\"\nwindow_age = \"30m\"\n\
+     [[policy]]\nname = \"web\"\ndestinations = [\"web.internal\"]\n";
 
 fn start(group: &TestCgroup, config: &str, hosts: &str) -> Agent {
     let etc = EtcFiles::new(hosts, None);
@@ -66,10 +68,14 @@ fn fail(dialer: &mut Dialer, i: u8, times: u32) {
     }
 }
 
-fn refused(agent: &Agent, i: u8, count: u64) -> serde_json::Value {
-    agent.wait_row(&name(i), "its failures", |row| {
-        row["failures"]["refused"] == count
-    })
+/// So many failures have opened nothing.
+fn bypassed(agent: &Agent, i: u8, count: u64) -> serde_json::Value {
+    let row = agent.wait_row(&name(i), "its failures", |row| {
+        row["failures"]["refused"] == count && row["bypassed_for_safety"] == true
+    });
+    assert_eq!(row["state"], "closed", "{row:#}");
+    assert_eq!(row["bypassed_reason"], "max_open_share", "{row:#}");
+    row
 }
 
 #[test]
@@ -86,10 +92,7 @@ fn the_last_path_stays_and_is_shown() {
     fail(&mut dialer, 0, 4);
     agent.wait_state(&name(0), "open");
     fail(&mut dialer, 1, 9);
-    let row = refused(&agent, 1, 10);
-    assert_eq!(row["state"], "closed", "{row:#}");
-    assert_eq!(row["bypassed_for_safety"], true, "{row:#}");
-    assert_eq!(row["bypassed_reason"], "max_open_share", "{row:#}");
+    let row = bypassed(&agent, 1, 10);
     assert_eq!(row["rejected"]["breaker"], 0, "{row:#}");
     let said = events.wait("the safety event", |event| event["kind"] == "safety");
     assert_eq!(said["action"], "bypassed", "{said:#}");
@@ -107,17 +110,25 @@ fn the_last_path_stays_and_is_shown() {
         assert!(text.contains("bypassed") && text.contains(why), "{text}");
     }
 
-    // The first one comes back; then the other one has room, and opens with its next failure.
+    // The first one comes back. Once it lets everything pass, the other one has room, and opens with its
+    // next failure.
     let server = Server::start(&scene.net.server, endpoint(0));
     agent.wait_state(&name(0), "half_open");
     for _ in 0..2 {
         tests::wait::until(
             "a probe to pass",
-            std::time::Duration::from_secs(15),
+            std::time::Duration::from_secs(60),
             || (dialer.connect(endpoint(0)).errno == 0).then_some(()),
         );
     }
     agent.wait_state(&name(0), "closed");
+    fail(&mut dialer, 1, 1);
+    let row = refused(&agent, 1, 11);
+    let still = !agent.row(&name(0))["ramp_ends_in_ms"].is_null();
+    assert!(!still || row["state"] == "closed", "both refuse: {row:#}");
+    agent.wait_row(&name(0), "the end of its ramp", |row| {
+        row["ramp_ends_in_ms"].is_null()
+    });
     fail(&mut dialer, 1, 1);
     let row = agent.wait_state(&name(1), "open");
     assert_eq!(row["bypassed_for_safety"], false, "{row:#}");
@@ -140,8 +151,7 @@ fn half_of_four_may_open() {
     }
     for i in 2..4 {
         fail(&mut dialer, i, 6);
-        let row = refused(&agent, i, 7);
-        assert_eq!(row["bypassed_for_safety"], true, "{row:#}");
+        bypassed(&agent, i, 7);
     }
 }
 
@@ -218,18 +228,14 @@ fn orders_for_others_close_no_open_breaker() {
     }
     // They count where others would open: the fourth one stays.
     fail(&mut dialer, 3, 6);
-    let row = refused(&agent, 3, 7);
-    assert_eq!(row["bypassed_reason"], "max_open_share", "{row:#}");
+    bypassed(&agent, 3, 7);
 }
 
 /// Two of four are open, two bypassed: so they are after a restart, and after a takeover.
 #[test]
 fn a_restart_leaves_a_group_as_it_was() {
     let scene = Scene::new("restart");
-    let config = format!(
-        "{CONFIG}breaker = {{ redial = false, errno = \"EPERM\", cooldown = \"5m\", \
-         window_age = \"10m\" }}\n"
-    );
+    let config = format!("{CONFIG}breaker = {{ redial = false, errno = \"EPERM\" }}\n");
     let etc = EtcFiles::new(&hosts(4), None);
     let options = AgentOptions::new(&scene.group).config_for_loops(&config);
     let agent = options.start_as(etc.program(options.program()));
@@ -240,7 +246,11 @@ fn a_restart_leaves_a_group_as_it_was() {
     }
     for i in 0..4 {
         fail(&mut dialer, i, 4);
-        refused(&agent, i, 5);
+        if i < 2 {
+            agent.wait_state(&name(i), "open");
+        } else {
+            bypassed(&agent, i, 5);
+        }
     }
     let check = |agent: &Agent, dialer: &mut Dialer| {
         for i in 0..2 {

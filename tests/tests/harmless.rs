@@ -47,7 +47,7 @@ fn udp() {
     let agent = tripped(&group);
     let server = net.server.enter(|| UdpSocket::bind(TO)).expect("a socket");
     server
-        .set_read_timeout(Some(Duration::from_secs(5)))
+        .set_read_timeout(Some(Duration::from_secs(60)))
         .expect("a timeout");
     let text = "s = socket.socket(type=socket.SOCK_DGRAM); s.connect(TO); s.send(b'hello')";
     script(text, &net, &group).run().good();
@@ -113,7 +113,7 @@ print(s.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT), s.recv(10))
 ";
     let running = script(text, &net, &group).spawn();
     let to: SocketAddr = "10.77.0.1:7000".parse().expect("an address");
-    let mut stream = tests::wait::until("the server", Duration::from_secs(10), || {
+    let mut stream = tests::wait::until("the server", Duration::from_secs(60), || {
         net.server.enter(|| std::net::TcpStream::connect(to)).ok()
     });
     stream.write_all(b"hello").expect("write");

@@ -18,6 +18,9 @@ use tests::{
     wait,
 };
 
+/// For what comes by itself, on a busy machine.
+const SOON: Duration = Duration::from_secs(60);
+
 /// `hold()`: sends from memory that is not there, until `let_go()` serves the fault (userfaultfd(2)).
 const HOLD: &str = r#"
 import ctypes, fcntl, platform, struct, threading
@@ -77,8 +80,8 @@ fn a_locked_socket_holds_up_nobody_else() {
     }
     holder.value("hold()");
     let said = |what: &str, times: usize| {
-        wait::until(what, Duration::from_secs(20), || {
-            (agent.log().matches(what).count() == times).then_some(())
+        wait::until(what, SOON, || {
+            (agent.log().matches(what).count() >= times).then_some(())
         });
     };
     said("keeps the socket of the connection of pid", 1);
@@ -111,11 +114,11 @@ fn an_agent_that_is_held_up_stops() {
         skip!("userfaultfd is not to be had: {}", holder.value("why"));
     }
     holder.value("hold()");
-    wait::until("it to hang", Duration::from_secs(20), || {
+    wait::until("it to hang", SOON, || {
         agent.log().contains("keeps the socket of").then_some(())
     });
     agent.signal(Signal::TERM);
-    wait::until("nothing to be attached", Duration::from_secs(30), || {
+    wait::until("nothing to be attached", SOON, || {
         (attached::programs(&group) == [0; 4]).then_some(())
     });
     holder.value("let_go()");

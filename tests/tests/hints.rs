@@ -8,7 +8,7 @@ use tests::{agent::Agent, cgroup::TestCgroup, dialer::Dialer, net::TestNet, serv
 const DIAL: &str = env!("CARGO_BIN_EXE_dial");
 const TO: SocketAddr = TestNet::server4(8080);
 const DESTINATION: &str = "10.77.0.2:8080";
-const CONFIG: &str = "[defaults.breaker]\nredial = false\n";
+const CONFIG: &str = "[defaults.breaker]\nredial = false\ncooldown = \"5m\"\n";
 
 #[test]
 fn one_failure_suffices_while_anothers_breaker_is_open() {
@@ -25,7 +25,7 @@ fn one_failure_suffices_while_anothers_breaker_is_open() {
         mine.unwrap_or_default()
     };
     let wait_open = |group: &TestCgroup| {
-        tests::wait::until("it to open", std::time::Duration::from_secs(15), || {
+        tests::wait::until("it to open", std::time::Duration::from_secs(60), || {
             Some(row_of(group)).filter(|row| row["state"] == "open")
         })
     };

@@ -43,7 +43,7 @@ impl Gate {
                 // A test that has failed opens nothing any more.
                 let (held, _) = shut
                     .1
-                    .wait_timeout_while(held, Duration::from_secs(60), |shut| *shut)
+                    .wait_timeout_while(held, Duration::from_secs(300), |shut| *shut)
                     .expect("no panic");
                 drop(held);
                 if stream.write_all(b"y").is_err() {
@@ -84,7 +84,7 @@ impl Scene {
 
     /// Waits for longer than most tests do.
     fn wait(&self, what: &str, is_so: impl Fn(&Value) -> bool) -> Value {
-        wait::until(what, Duration::from_secs(40), || {
+        wait::until(what, Duration::from_secs(120), || {
             let row = self.agent.row(DESTINATION);
             is_so(&row).then_some(row)
         })
@@ -100,32 +100,29 @@ fn hung(row: &Value) -> u64 {
     row["failures"]["hung"].as_u64().expect("a count")
 }
 
-const AFTER_A_SECOND: &str = "[defaults.breaker]\nhung = \"1s\"\n";
+/// Longer than an answer takes on a busy machine.
+const AFTER_A_WHILE: &str = "[defaults.breaker]\nhung = \"2s\"\n";
 
 #[test]
 fn it_counts_while_it_hangs_and_the_answer_repairs_it() {
     need!("python3");
-    let scene = Scene::new("hung", AFTER_A_SECOND);
+    let scene = Scene::new("hung", AFTER_A_WHILE);
     let mut python = scene.python();
     python.value(CONNECT);
     ask(&mut python);
     scene.gate.set(true);
     python.value("s.sendall(b'x')");
-    let row = scene.wait("hung", |row| hung(row) == 1);
+    let row = scene.wait("hung", |row| hung(row) == 1 && judged(row) == (2, 1));
     assert_eq!(row["in_flight"], 1, "{row:#}");
-    assert_eq!(judged(&row), (2, 1), "{row:#}");
     assert_eq!(row["hung_recovered"], 0, "{row:#}");
 
     scene.gate.set(false);
     assert_eq!(python.value("len(s.recv(9))"), 1);
-    let row = scene.wait("recovered", |row| row["hung_recovered"] == 1);
-    assert_eq!(judged(&row), (2, 0), "{row:#}");
+    let row = scene.wait("recovered", |row| {
+        row["hung_recovered"] == 1 && row["in_flight"] == 0 && judged(row) == (2, 0)
+    });
     assert_eq!(row["responses"], 2, "{row:#}");
-    assert_eq!(
-        (hung(&row), &row["in_flight"]),
-        (1, &Value::from(0)),
-        "{row:#}"
-    );
+    assert_eq!(hung(&row), 1, "{row:#}");
 
     // The next exchange of the same connection is one of its own.
     ask(&mut python);
@@ -136,14 +133,16 @@ fn it_counts_while_it_hangs_and_the_answer_repairs_it() {
 #[test]
 fn it_counts_once_whatever_its_end() {
     need!("python3");
-    let scene = Scene::new("hung-once", AFTER_A_SECOND);
+    let scene = Scene::new("hung-once", AFTER_A_WHILE);
     scene.gate.set(true);
     let mut python = scene.python();
     python.value(CONNECT);
     python.value("s.sendall(b'x')");
     scene.wait("hung", |row| hung(row) == 1);
     python.value("s.close()");
-    let row = scene.wait("ended", |row| row["in_flight"] == 0);
+    let row = scene.wait("ended", |row| {
+        row["in_flight"] == 0 && judged(row) == (1, 1)
+    });
     let failures: u64 = row["failures"]
         .as_object()
         .expect("an object")
@@ -151,7 +150,6 @@ fn it_counts_once_whatever_its_end() {
         .filter_map(Value::as_u64)
         .sum();
     assert_eq!((failures, hung(&row)), (1, 1), "{row:#}");
-    assert_eq!(judged(&row), (1, 1), "{row:#}");
     assert_eq!(row["abandoned"], 0, "{row:#}");
 }
 
@@ -159,7 +157,7 @@ fn it_counts_once_whatever_its_end() {
 #[test]
 fn five_that_hang_open_the_breaker() {
     need!("python3");
-    let scene = Scene::new("hung-trip", AFTER_A_SECOND);
+    let scene = Scene::new("hung-trip", AFTER_A_WHILE);
     scene.gate.set(true);
     let mut python = scene.python();
     python
@@ -177,15 +175,16 @@ fn five_that_hang_open_the_breaker() {
     // They recover, and with them the windows; what the breaker makes of it are its probes.
     scene.gate.set(false);
     python.value("[c.recv(9) for c in all] and 0");
-    let row = scene.wait("recovered", |row| row["in_flight"] == 0);
-    assert_eq!(row["hung_recovered"], 5, "{row:#}");
+    scene.wait("recovered", |row| {
+        row["in_flight"] == 0 && row["hung_recovered"] == 5
+    });
 }
 
 #[test]
 fn off_is_off() {
     need!("python3");
     let scene = Scene::new("hung-off", "[defaults.breaker]\nhung = \"off\"\n");
-    let short = Scene::new("hung-short", AFTER_A_SECOND);
+    let short = Scene::new("hung-short", AFTER_A_WHILE);
     for scene in [&scene, &short] {
         scene.gate.set(true);
     }
@@ -238,7 +237,7 @@ fn a_destination_that_falls_silent_is_found_by_itself() {
     assert_eq!(row["reason"]["window"], "exchanges", "{row:#}");
     python.value("stop.set()");
     scene.gate.set(false);
-    python.value("[c.settimeout(20) or c.recv(9) for c in unanswered] and 0");
+    python.value("[c.settimeout(120) or c.recv(9) for c in unanswered] and 0");
     let row = scene.wait("recovered", |row| {
         row["in_flight"] == 0 && row["hung_recovered"] == row["failures"]["hung"]
     });
@@ -305,7 +304,7 @@ t.connect(('10.77.0.2', 8080))
 #[test]
 fn a_connection_whose_place_is_taken_is_followed_too() {
     need!("python3");
-    let scene = Scene::new("hung-place", AFTER_A_SECOND);
+    let scene = Scene::new("hung-place", AFTER_A_WHILE);
     let mut python = scene.python();
     python.value(CONNECT);
     python.run(SAME_PLACE);
@@ -317,24 +316,22 @@ fn a_connection_whose_place_is_taken_is_followed_too() {
         python.value("[c.sendall(b'x') for c in (s, t)]");
         python.value("[c.recv(9) for c in (s, t)] and 0");
     }
-    let row = scene.wait("answered", |row| row["responses"] == 20);
-    assert_eq!(judged(&row), (20, 0), "{row:#}");
+    scene.wait("answered", |row| {
+        row["responses"] == 20 && judged(row) == (20, 0)
+    });
     scene.gate.set(true);
     python.value("[c.sendall(b'x') for c in (s, t)]");
-    let row = scene.wait("hung", |row| hung(row) == 2);
-    assert_eq!(judged(&row), (20, 2), "{row:#}");
+    scene.wait("hung", |row| hung(row) == 2 && judged(row) == (20, 2));
     scene.gate.set(false);
     python.value("[c.recv(9) for c in (s, t)] and 0");
-    let row = scene.wait("recovered", |row| row["in_flight"] == 0);
-    assert_eq!(
-        (judged(&row), &row["hung_recovered"]),
-        ((20, 0), &Value::from(2)),
-        "{row:#}"
-    );
+    scene.wait("recovered", |row| {
+        row["in_flight"] == 0 && row["hung_recovered"] == 2 && judged(row) == (20, 0)
+    });
     // The place of the first is free again, and the second one is still found.
     python.value("s.close()");
     python.value("t.sendall(b'x')");
     python.value("t.recv(9) and t.close()");
-    let row = scene.wait("answered", |row| row["responses"] == 23);
-    assert_eq!(row["in_flight"], 0, "{row:#}");
+    scene.wait("answered", |row| {
+        row["responses"] == 23 && row["in_flight"] == 0
+    });
 }

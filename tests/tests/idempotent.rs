@@ -23,7 +23,7 @@ use tests::{
 
 const TO: SocketAddr = TestNet::server4(8080);
 const DESTINATION: &str = "10.77.0.2:8080";
-const SOON: Duration = Duration::from_secs(10);
+const SOON: Duration = Duration::from_secs(60);
 const ECONNABORTED: i64 = 103;
 /// Retries are told, and none is refused. The window is longer than a test takes.
 const COUNTS: &str = "[defaults]\nbreaker = \"off\"\n\
@@ -515,9 +515,9 @@ fn retries_on_a_connection_that_is_kept() {
     let mut scene = Scene::new(COUNTS);
     keeps(&mut scene);
     let post = "kept('POST /ill/order', body='{\"id\": 7}')";
-    for call in [post, post, post, "kept('GET /7')", "kept('GET /7')"] {
-        scene.do_(call);
-    }
+    // All at once: who pauses for long between them, because a test is slow to ask, does not retry.
+    let calls = [post, post, post, "kept('GET /7')", "kept('GET /7')"].join(", ");
+    scene.do_(&format!("[{calls}]"));
     let row = scene.row();
     assert_eq!(row["attempts"], 1, "{row:#}");
     assert_eq!(row["retry"]["live"], 2, "{row:#}");
@@ -536,8 +536,9 @@ fn a_retry_on_a_connection_that_is_kept_is_refused() {
     let mut scene = Scene::new(REFUSES);
     keeps(&mut scene);
     let post = "kept('POST /ill/order', body='{\"id\": 7}')";
-    assert_eq!(scene.do_(post), "HTTP/1.1 503 No");
-    assert_eq!(scene.do_(post), ECONNABORTED);
+    let both = scene.do_(&format!("[{post}, {post}]"));
+    let expected = serde_json::json!(["HTTP/1.1 503 No", ECONNABORTED]);
+    assert_eq!(both, expected);
     assert_eq!(scene.reached("POST /ill"), 1);
     let other = "kept('POST /order', body='{\"id\": 8}')";
     assert_eq!(scene.do_(other), "HTTP/1.1 200 OK");
@@ -581,7 +582,8 @@ fn tls_tells_nothing() {
     need!("openssl");
     let net = TestNet::new();
     let group = TestCgroup::new("idempotent");
-    let config = format!("{REFUSES}[defaults.timeouts]\nread = \"300ms\"\n");
+    // Long enough for a handshake on a busy machine.
+    let config = format!("{REFUSES}[defaults.timeouts]\nread = \"2s\"\n");
     let agent = Agent::start(&group, &config);
     let certificate = Certificate::new();
     let hangs = Behaviour {

@@ -34,7 +34,7 @@ fn one_address_in_two_namespaces_is_two_destinations() {
             .any(|row| row["state"] == "open")
             .then_some(())
     };
-    tests::wait::until("the breaker", std::time::Duration::from_secs(5), || {
+    tests::wait::until("the breaker", std::time::Duration::from_secs(60), || {
         is_open(&agent)
     });
     for _ in 0..5 {
@@ -81,7 +81,11 @@ fn one_workload_in_two_namespaces_has_two_rows() {
         assert_eq!(refused.connect(to).errno, libc::ECONNREFUSED);
         assert_eq!(served.connect(to).errno, 0);
     }
-    let rows = agent.rows("127.0.0.1:8080");
+    let rows = tests::wait::until("the breaker", std::time::Duration::from_secs(60), || {
+        let rows = agent.rows("127.0.0.1:8080");
+        let is_open = rows.iter().any(|row| row["state"] == "open");
+        is_open.then_some(rows)
+    });
     let mut seen: Vec<_> = rows
         .iter()
         .map(|row| row["netns"].as_u64().unwrap())

@@ -9,6 +9,7 @@ use tests::{
     dialer::{Dialer, How},
     net::{Namespace, TestNet},
     server::Server,
+    wait,
 };
 
 const DIAL: &str = env!("CARGO_BIN_EXE_dial");
@@ -84,7 +85,7 @@ fn without_a_free_port() {
             .all(|errno| [0, libc::EINPROGRESS].contains(errno)),
         "{errnos:?}"
     );
-    assert_eq!(dialer.settle(std::time::Duration::from_secs(5)), [0; 4]);
+    assert_eq!(dialer.settle(wait::LONGEST), [0; 4]);
     for _ in 0..6 {
         assert_eq!(dialer.connect(to).errno, libc::EADDRNOTAVAIL);
     }
@@ -176,7 +177,9 @@ fn to_oneself() {
 fn closing_an_unanswered_connect() {
     let net = TestNet::new();
     let group = TestCgroup::new("closing");
-    let agent = Agent::start(&group, "[defaults.breaker]\ngave_up = \"400ms\"\n");
+    // A short wait is one of less than 3 s: also where the machine is busy.
+    let config = "[defaults.timeouts]\nconnect = \"60s\"\n[defaults.breaker]\ngave_up = \"3s\"\n";
+    let agent = Agent::start(&group, config);
     let mut dialer = Dialer::start(DIAL, &group, &net.client);
     let to = SocketAddr::new(TestNet::blackhole4(0), 80);
     let destination = to.to_string();
@@ -192,7 +195,7 @@ fn closing_an_unanswered_connect() {
     assert_eq!(row["windows"]["connects"]["calls"], 0, "{row:#}");
 
     dialer.open(to, 2, How::default());
-    let pending = dialer.settle(std::time::Duration::from_millis(500));
+    let pending = dialer.settle(std::time::Duration::from_millis(3_100));
     assert_eq!(pending.last(), Some(&libc::EINPROGRESS));
     dialer.close();
     let row = agent.row(&destination);
@@ -210,7 +213,10 @@ fn closing_an_unanswered_connect() {
 fn a_killed_program_has_abandoned() {
     let net = TestNet::new();
     let group = TestCgroup::new("killed");
-    let agent = Agent::start(&group, "[defaults.breaker]\ngave_up = \"100ms\"\n");
+    // (The timeout is not to come before its end.)
+    let config =
+        "[defaults.timeouts]\nconnect = \"60s\"\n[defaults.breaker]\ngave_up = \"100ms\"\n";
+    let agent = Agent::start(&group, config);
     let mut dialer = Dialer::start(DIAL, &group, &net.client);
     let to = SocketAddr::new(TestNet::blackhole4(0), 80);
     dialer.open(to, 7, How::default());

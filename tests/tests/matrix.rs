@@ -46,7 +46,7 @@ const LINGER: Duration = Duration::from_secs(1);
 /// A call that was too late is made again, so that a moment in which the machine did something else
 /// is no failure. What is too late each time is one.
 const ROUNDS: usize = 6;
-const SOON: Duration = Duration::from_secs(10);
+const SOON: Duration = wait::LONGEST;
 /// Between the starts of two programs: all at once would measure the starting.
 const PACE: Duration = Duration::from_millis(25);
 

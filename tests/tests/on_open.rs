@@ -20,7 +20,7 @@ use tests::{
 };
 
 const OTHER: SocketAddr = TestNet::server4(8081);
-const SOON: Duration = Duration::from_secs(10);
+const SOON: Duration = wait::LONGEST;
 
 /// Lets answers go that the server holds back.
 #[derive(Clone, Default)]
@@ -30,6 +30,10 @@ impl Gate {
     fn open(&self) {
         *self.0.0.lock().expect("no thread panics") = true;
         self.0.1.notify_all();
+    }
+
+    fn is_open(&self) -> bool {
+        *self.0.0.lock().expect("no thread panics")
     }
 
     fn wait(&self) {
@@ -43,20 +47,23 @@ impl Gate {
     }
 }
 
-/// Answers `x` at once, `w` when the gate opens, and `s` with ten bytes over three seconds.
-fn serve(mut stream: TcpStream, gate: &Gate) {
+/// Answers `x` at once, `w` when the gate opens, and `s` with one byte after the other until the second gate
+/// opens, of which the last one is a `z`.
+fn serve(mut stream: TcpStream, gate: &Gate, enough: &Gate) {
     let mut byte = [0];
     while stream.read_exact(&mut byte).is_ok() {
         if byte == *b"w" {
             gate.wait();
         }
-        for _ in 0..if byte == *b"s" { 10 } else { 1 } {
+        while byte == *b"s" && !enough.is_open() {
             if stream.write_all(b"y").is_err() {
                 return;
             }
-            if byte == *b"s" {
-                std::thread::sleep(Duration::from_millis(300));
-            }
+            std::thread::sleep(Duration::from_millis(100));
+        }
+        let last = if byte == *b"s" { b"z" } else { b"y" };
+        if stream.write_all(last).is_err() {
+            return;
         }
     }
 }
@@ -66,6 +73,7 @@ struct Scene {
     group: TestCgroup,
     agent: Agent,
     gate: Gate,
+    enough: Gate,
     server: Option<Server>,
     _other: Server,
     python: Interpreter,
@@ -81,10 +89,10 @@ impl Scene {
              on_open = \"{on_open}\"\n"
         );
         let agent = AgentOptions::new(&group).config(&config).start();
-        let gate = Gate::default();
+        let (gate, enough) = (Gate::default(), Gate::default());
         let serve_at = |to| {
-            let gate = gate.clone();
-            Server::with(&net.server, to, move |stream| serve(stream, &gate))
+            let (gate, enough) = (gate.clone(), enough.clone());
+            Server::with(&net.server, to, move |stream| serve(stream, &gate, &enough))
         };
         let (server, other) = (Some(serve_at(TO)), serve_at(OTHER));
         let mut python = Interpreter::start(&group, &net.client);
@@ -105,6 +113,7 @@ impl Scene {
             group,
             agent,
             gate,
+            enough,
             server,
             _other: other,
             python,
@@ -187,11 +196,17 @@ fn abort_ends_every_connection_of_the_row_and_no_other() {
         (&0.into(), &1.into(), &5.into()),
         "{row:#}"
     );
-    let events = scene.drained();
+    // (In one look, or one that was under way and the next.)
+    let events = wait::until("what was ended is told", SOON, || {
+        let events = scene.drained();
+        let ended = events.iter().filter_map(|e| e["connections"].as_u64());
+        (ended.sum::<u64>() >= 3).then_some(events)
+    });
     let ended = events.iter().filter_map(|e| e["connections"].as_u64());
     assert_eq!(ended.sum::<u64>(), 3, "{events:?}");
     assert_eq!(events[0]["on_open"], "abort");
-    assert!(scene.agent.log().contains("3 connections ended"));
+    let first = &events[0]["connections"];
+    scene.agent.wait_log(&format!("{first} connections ended"));
     drop(second);
 }
 
@@ -203,8 +218,16 @@ fn drain_idle_waits_for_what_is_under_way() {
     scene.wait_ended("idle");
     assert_eq!((scene.errno("busy"), scene.errno("stream")), (None, None));
     // The whole of the answer comes, though its exchange was answered with the first byte.
-    let rest = "sum(len(stream.recv(1)) for _ in range(9))";
-    assert_eq!(scene.python.value(rest), 9);
+    scene.enough.open();
+    scene.python.run(
+        "
+def rest():
+    while (byte := stream.recv(1)) == b'y':
+        pass
+    return byte.decode()
+",
+    );
+    assert_eq!(scene.python.value("rest()"), "z");
     scene.wait_ended("stream");
     assert_eq!(scene.errno("busy"), None);
     scene.gate.open();

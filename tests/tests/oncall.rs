@@ -17,7 +17,7 @@ use tests::{
 const DIAL: &str = env!("CARGO_BIN_EXE_dial");
 const TO: SocketAddr = TestNet::server4(8080);
 const DESTINATION: &str = "10.77.0.2:8080";
-const SOON: Duration = Duration::from_secs(15);
+const SOON: Duration = wait::LONGEST;
 
 /// What is in force stays; but it is said, as the next start would fail.
 #[test]
@@ -93,6 +93,12 @@ fn a_row_is_shown_with_the_name_that_was_asked_for() {
     let _server = Server::start(&net.server, TO);
     let mut dialer = Dialer::start(DIAL, &group, &net.client);
     assert_eq!(dialer.connect(TO).errno, 0);
+    // (A row that the kernel has just made is known to the agent a moment later.)
+    agent.wait_row(DESTINATION, "its names", |row| {
+        row["names"]
+            .as_array()
+            .is_some_and(|names| names.len() == 2)
+    });
     for (asked, other) in [
         ("db.internal", "svc.internal"),
         ("svc.internal", "db.internal"),
@@ -169,11 +175,11 @@ fn what_is_done_to_retries_is_shown() {
                   [defaults.retry]\nlimit = 3\nbackoff = { base = \"20ms\", max = \"200ms\" }\n";
     let agent = Agent::start(&group, config);
     let mut dialer = Dialer::start(DIAL, &group, &net.client);
-    for _ in 0..8 {
+    // (What comes much later than the attempt before is no retry: a busy machine may need more attempts.)
+    let row = wait::until("a limit", SOON, || {
         assert_eq!(dialer.connect(TO).errno, libc::ECONNREFUSED);
-    }
-    let row = agent.wait_row(DESTINATION, "a limit", |row| {
-        row["rejected"]["retry_limit"].as_u64() > Some(0)
+        let row = agent.row(DESTINATION);
+        (row["rejected"]["retry_limit"].as_u64() > Some(0)).then_some(row)
     });
     assert_eq!(row["breaker_off"], true, "{row:#}");
     let policy = &row["retry_policy"];
@@ -232,4 +238,82 @@ fn a_socket_path_that_nobody_can_reach_is_refused() {
         .run();
     assert_eq!(run.code(), 2, "{run}");
     assert!(run.stderr.contains("longer than 107"), "{run}");
+    let status = Program::new(binary())
+        .args(["status", "--socket"])
+        .arg(&socket)
+        .run();
+    assert_eq!(status.code(), 2, "{status}");
+    assert!(status.stderr.contains("longer than 107"), "{status}");
+}
+
+/// An order holds for its time, and its end is told: also if that was while no agent ran.
+#[test]
+fn an_order_that_ended_without_an_agent_is_told() {
+    let group = TestCgroup::new("over");
+    let agent = Agent::start(&group, "");
+    let args = ["trip", DESTINATION, "--workload", "a/b", "--for", "10m"];
+    agent.command(&args).good();
+    agent.command(&["trip", "10.9.9.9:1"]).good();
+    let options = agent.options().clone();
+    let file = agent.home().path().join("state/state.json");
+    assert_eq!(agent.stop().code(), 0);
+    let text = fs::read_to_string(&file).expect("the state");
+    let mut state: Value = serde_json::from_str(&text).expect("JSON");
+    let order = &mut state["manual"][0];
+    assert_eq!(order["workload"], "a/b", "{order:#}");
+    order["until"] = order["since"].clone();
+    let ended = order["since"].clone();
+    fs::write(&file, state.to_string()).expect("write");
+    let agent = options.start();
+    let over = agent.follow(&[]).wait("its end", |event| {
+        event["kind"] == "order" && event["action"] == "time_over"
+    });
+    let said = (&over["destination"], &over["workload"], &over["until"]);
+    assert_eq!(said, (&DESTINATION.into(), &"a/b".into(), &ended));
+    assert_eq!(over["rows"], 0, "{over:#}");
+    let by = over["by"].as_str().unwrap_or_default();
+    assert!(by.starts_with("uid "), "{over:#}");
+    let orders = agent.status()["orders"].clone();
+    assert_eq!(orders.as_array().map(Vec::len), Some(1), "{orders:#}");
+    let text = agent.command(&["events"]).good();
+    assert!(text.contains("while no agent ran"), "{text}");
+    assert!(
+        text.contains("0 breakers (closed) and 1 order by hand came back"),
+        "{text}"
+    );
+}
+
+/// A pattern would be an order for a workload of just that name, which nobody means.
+#[test]
+fn an_order_takes_no_pattern() {
+    let group = TestCgroup::new("pattern");
+    let agent = Agent::start(&group, "");
+    for order in ["trip", "hold-closed", "reset"] {
+        let args = [order, DESTINATION, "--workload", "*/billing-*"];
+        let refused = agent.command(&args);
+        assert_eq!(refused.code(), 2, "{refused}");
+        assert!(refused.stderr.contains("is a pattern"), "{refused}");
+    }
+    assert_eq!(agent.status()["orders"], serde_json::json!([]));
+    let target = format!("/v1/destinations/{DESTINATION}/trip?workload=%2A");
+    assert_eq!(agent.request("POST", &target).status, 400);
+}
+
+#[test]
+fn a_second_agent_on_a_control_group_is_said() {
+    let group = TestCgroup::new("twice");
+    let first = Agent::start(&group, "");
+    let second = Agent::start(&group, "");
+    let said = "another agent is attached to cgroup";
+    wait::until("the warning", SOON, || {
+        second.log().contains(said).then_some(())
+    });
+    assert!(!first.log().contains(said), "{}", first.log());
+    let options = second.options().clone();
+    assert_eq!(first.stop().code(), 0);
+    // Whoever takes over from it is alone.
+    let mut program = options.program();
+    program = program.arg("--takeover");
+    let third = options.start_as(program);
+    assert!(!third.log().contains(said), "{}", third.log());
 }

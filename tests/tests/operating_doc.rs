@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeSet, fs, path::Path};
 
-use tests::{agent::Agent, cgroup::TestCgroup, dialer::Dialer, net::Namespace};
+use tests::{agent::Agent, cgroup::TestCgroup, dialer::Dialer, net::Namespace, wait};
 
 const DIAL: &str = env!("CARGO_BIN_EXE_dial");
 
@@ -20,7 +20,11 @@ fn every_metric_is_explained() {
         assert_eq!(dialer.connect(to).errno, libc::ECONNREFUSED);
     }
     agent.wait_state("127.0.0.1:80", "open");
-    let page = agent.get("/metrics").body;
+    let page = wait::until("the breaker's change", wait::LONGEST, || {
+        let page = agent.get("/metrics").body;
+        page.contains("# TYPE backstop_breaker_transitions_total ")
+            .then_some(page)
+    });
     let mut given: BTreeSet<&str> = page
         .lines()
         .filter_map(|line| line.strip_prefix("# TYPE ")?.split(' ').next())

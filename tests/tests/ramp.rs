@@ -1,6 +1,6 @@
 //! After closing, a crowd comes in steps, and who calls seldom notices nothing (rule 15).
 
-use std::{net::SocketAddr, time::Duration};
+use std::net::SocketAddr;
 
 use serde_json::Value;
 use tests::{agent::Agent, cgroup::TestCgroup, dialer::Dialer, net::TestNet, server::Server, wait};
@@ -11,20 +11,23 @@ const CROWD: usize = 300;
 const MOST: usize = 70 + (CROWD - 70) * 6 / 10;
 
 /// The breaker has opened, the server is back, two probes have closed it. Returns the server.
+///
+/// (What is open may be half-open by the time that somebody looks.)
 fn just_closed(agent: &Agent, net: &TestNet, dialer: &mut Dialer, to: SocketAddr) -> Server {
     for _ in 0..5 {
         assert_eq!(dialer.connect(to).errno, libc::ECONNREFUSED);
     }
     let destination = to.to_string();
-    agent.wait_state(&destination, "open");
+    agent.wait_row(&destination, "has opened", |row| row["state"] != "closed");
     let server = Server::start(&net.server, to);
     agent.wait_state(&destination, "half_open");
     for _ in 0..2 {
         // The second slot comes with the next verdict.
         dialer
-            .until_established(to, Duration::from_secs(10))
+            .until_established(to, wait::LONGEST)
             .expect("a probe");
     }
+    agent.wait_state(&destination, "closed");
     server
 }
 
@@ -73,7 +76,6 @@ fn who_calls_seldom_is_not_refused() {
     let mut dialer = Dialer::start(DIAL, &group, &net.client);
     let to = TestNet::server4(8080);
     let _server = just_closed(&agent, &net, &mut dialer, to);
-    agent.wait_state(&to.to_string(), "closed");
     for _ in 0..25 {
         assert_eq!(dialer.connect(to).errno, 0);
     }
@@ -87,17 +89,17 @@ fn a_server_that_falls_again_opens_it_again() {
         &group,
         "[defaults.breaker]\nredial = false\ncooldown = \"1s\"\n",
     );
+    let mut events = agent.follow(&[]);
     let mut dialer = Dialer::start(DIAL, &group, &net.client);
     let to = TestNet::server4(8080);
+    let destination = to.to_string();
     let server = just_closed(&agent, &net, &mut dialer, to);
-    agent.wait_state(&to.to_string(), "closed");
+    events.wait_breaker(&destination, "closed");
     server.stop();
     for _ in 0..5 {
         assert_eq!(dialer.connect(to).errno, libc::ECONNREFUSED);
     }
-    let row = agent.wait_state(&to.to_string(), "open");
-    assert_eq!(row["reason"]["kind"], "consecutive_failures", "{row:#}");
-    wait::until("its probe", Duration::from_secs(10), || {
-        (agent.row(&to.to_string())["state"] == "half_open").then_some(())
-    });
+    let open = events.wait_breaker(&destination, "open");
+    assert_eq!(open["reason"]["kind"], "consecutive_failures", "{open:#}");
+    events.wait_breaker(&destination, "half_open");
 }

@@ -21,7 +21,6 @@ use tests::{
     outcome::{expect, judged},
     server::Server,
     talk::{CONNECT, DESTINATION, TO, read_byte, wait_end},
-    wait,
 };
 
 struct Scene {
@@ -63,21 +62,32 @@ def timed(f):
     return [result, round((time.monotonic() - begin) * 1000)]
 ";
 
-/// After the value, and at most so many ms later: the machine is shared with other tests.
+/// After the value, and at most so many ms later. The machine is shared with other tests: what is later in
+/// one of a few tries was held up, what is later in each of them is late.
 const LATE_MS: i64 = 250;
+/// Fewer failures in a row than open a breaker.
+const TRIES: u64 = 4;
 
+/// The call is ended, not before its value, and once on time. How many tries that took.
 #[track_caller]
-fn assert_aborted(answer: &Value, value_ms: i64) {
-    assert_eq!(answer[0], -libc::ECONNABORTED, "{answer}");
-    let took = answer[1].as_i64().expect("a number");
-    assert!(
-        (value_ms..value_ms + LATE_MS).contains(&took),
-        "{value_ms} ms took {took} ms"
-    );
+fn ends_on_time(value_ms: i64, late_ms: i64, mut call: impl FnMut() -> Value) -> u64 {
+    let mut took = Vec::new();
+    for tries in 1..=TRIES {
+        let answer = call();
+        assert_eq!(answer[0], -libc::ECONNABORTED, "{answer}");
+        let now = answer[1].as_i64().expect("a number");
+        assert!(now >= value_ms, "{value_ms} ms took {now} ms");
+        if now < value_ms + late_ms {
+            return tries;
+        }
+        took.push(now);
+    }
+    panic!("{value_ms} ms took {took:?} ms");
 }
 
 fn config(timeouts: &str) -> String {
-    format!("[defaults.timeouts]\n{timeouts}\n")
+    // (What is tried again is no retry.)
+    format!("[defaults]\nretry = \"off\"\n[defaults.timeouts]\n{timeouts}\n")
 }
 
 #[test]
@@ -91,11 +101,12 @@ fn a_read_ends_on_time() {
         );
         let mut follow = scene.agent.follow(&[]);
         let mut python = scene.python();
-        python.value(CONNECT);
-        let answer = python.value("timed(lambda: s.sendall(b'x') or s.recv(9))");
-        assert_aborted(&answer, value_ms);
-        let row = expect(&scene.agent, DESTINATION, &[("read_timeout", 1)]);
-        assert_eq!(judged(&row), (1, 1), "{row:#}");
+        let tries = ends_on_time(value_ms, LATE_MS, || {
+            python.value(CONNECT);
+            python.value("timed(lambda: s.sendall(b'x') or s.recv(9))")
+        });
+        let row = expect(&scene.agent, DESTINATION, &[("read_timeout", tries)]);
+        assert_eq!(judged(&row), (tries, tries), "{row:#}");
         assert_eq!(row["timeouts_ms"]["read"], value_ms, "{row:#}");
         let event = follow.wait("timeout", |event| event["kind"] == "timeout");
         assert_eq!(event["which"], "read", "{event}");
@@ -119,7 +130,8 @@ fn a_request_on_an_old_connection_is_bounded_too() {
     let hanging = Arc::clone(&hang);
     let scene = Scene::new(
         "read-old",
-        &config("read = \"400ms\""),
+        // (No answer takes as long on the busiest machine.)
+        &config("read = \"2s\""),
         move |mut stream| {
             while read_byte(&mut stream) {
                 if hanging.load(Ordering::Acquire) {
@@ -137,12 +149,13 @@ fn a_request_on_an_old_connection_is_bounded_too() {
         assert_eq!(python.value("len(s.recv(9))"), 1);
     }
     // Idle for longer than the timeout: nothing is owed.
-    python.value("time.sleep(1)");
+    python.value("time.sleep(3)");
     python.value("s.sendall(b'x')");
     assert_eq!(python.value("len(s.recv(9))"), 1);
     hang.store(true, Ordering::Release);
     let answer = python.value("timed(lambda: s.sendall(b'x') or s.recv(9))");
-    assert_aborted(&answer, 400);
+    assert_eq!(answer[0], -libc::ECONNABORTED, "{answer}");
+    assert!(answer[1].as_i64() >= Some(2000), "{answer}");
     let row = expect(
         &scene.agent,
         DESTINATION,
@@ -155,7 +168,8 @@ fn a_request_on_an_old_connection_is_bounded_too() {
 #[test]
 fn an_upload_is_not_waiting() {
     need!("python3");
-    let scene = Scene::new("read-upload", &config("read = \"300ms\""), |mut stream| {
+    // (No program waits as long between two bytes that are to come at once on the busiest machine.)
+    let scene = Scene::new("read-upload", &config("read = \"2s\""), |mut stream| {
         for _ in 0..10 {
             read_byte(&mut stream);
         }
@@ -163,8 +177,8 @@ fn an_upload_is_not_waiting() {
     });
     let mut python = scene.python();
     python.value(CONNECT);
-    // Ten bytes, a second in all.
-    python.value("[(s.sendall(b'x'), time.sleep(0.1)) for _ in range(10)] and 0");
+    // Ten bytes, three seconds in all.
+    python.value("[(s.sendall(b'x'), time.sleep(0.3)) for _ in range(10)] and 0");
     assert_eq!(python.value("len(s.recv(9))"), 1);
     expect(&scene.agent, DESTINATION, &[("responses", 1)]);
 }
@@ -173,8 +187,8 @@ fn an_upload_is_not_waiting() {
 #[test]
 fn an_upload_that_is_held_up_is_not_waiting() {
     need!("python3");
-    let scene = Scene::new("read-held", &config("read = \"300ms\""), |mut stream| {
-        std::thread::sleep(Duration::from_millis(1500));
+    let scene = Scene::new("read-held", &config("read = \"1500ms\""), |mut stream| {
+        std::thread::sleep(Duration::from_secs(5));
         let mut left = 8 << 20;
         let mut buffer = vec![0; 1 << 16];
         while left > 0 {
@@ -196,15 +210,17 @@ fn an_upload_that_is_held_up_is_not_waiting() {
 #[test]
 fn a_stopped_program_is_left_alone() {
     need!("python3");
-    let scene = Scene::new("read-stopped", &config("read = \"300ms\""), wait_end);
+    // (It is stopped before that is over, on the busiest machine.)
+    let scene = Scene::new("read-stopped", &config("read = \"2s\""), wait_end);
     let mut python = scene.python();
     python.value(CONNECT);
     python.value("s.sendall(b'x')");
     python.signal(Signal::STOP);
     let before = std::time::Instant::now();
-    while before.elapsed() < Duration::from_millis(1200) {
+    while before.elapsed() < Duration::from_secs(5) {
         let row = scene.agent.row(DESTINATION);
         assert_eq!(row["failures"]["read_timeout"], 0, "{row:#}");
+        std::thread::sleep(Duration::from_millis(20));
     }
     python.signal(Signal::CONT);
     assert_eq!(python.errno("s.recv(9)"), libc::ECONNABORTED);
@@ -214,7 +230,7 @@ fn a_stopped_program_is_left_alone() {
 #[test]
 fn a_deadline_bounds_the_whole_exchange() {
     need!("python3");
-    // The program sends a byte now and then: never silent, never done.
+    // The program sends a byte now and then: never silent, and not done before the deadline.
     let scene = Scene::new("deadline", &config("deadline = \"600ms\""), wait_end);
     let mut python = scene.python();
     python.value(CONNECT);
@@ -222,7 +238,7 @@ fn a_deadline_bounds_the_whole_exchange() {
         python.value("timed(lambda: [(s.sendall(b'x'), time.sleep(0.05)) for _ in range(40)])");
     assert!(answer[0].as_i64() < Some(0), "{answer}");
     let took = answer[1].as_i64().expect("a number");
-    assert!((550..900).contains(&took), "{answer}");
+    assert!(took >= 550, "{answer}");
     let row = expect(&scene.agent, DESTINATION, &[("deadline", 1)]);
     // It belongs to no window.
     assert_eq!(judged(&row), (0, 0), "{row:#}");
@@ -242,18 +258,12 @@ def operation():
     return s.recv(9)
 ",
     );
-    let lost = scene.net.server.count_syns(8080, true);
-    let answer = std::thread::scope(|scope| {
-        let answer = scope.spawn(|| python.value("timed(operation)"));
-        wait::until("a SYN", Duration::from_secs(5), || {
-            (lost.seen() > 0).then_some(())
-        });
-        lost.stop();
-        answer.join().expect("no panic")
+    // The second SYN leaves after almost 0.9 s: later by less than that, it is the deadline of the connect.
+    let tries = ends_on_time(2000 - 50, 800, || {
+        scene.net.server.lose_one_syn(8080);
+        python.value("timed(operation)")
     });
-    // The second SYN left after almost 0.9 s.
-    assert_aborted(&answer, 2000 - 50);
-    expect(&scene.agent, DESTINATION, &[("deadline", 1)]);
+    expect(&scene.agent, DESTINATION, &[("deadline", tries)]);
 }
 
 /// Observe mode counts it at its value, once, and touches nothing.
@@ -263,7 +273,7 @@ fn observe_mode_only_counts() {
     let config = format!("mode = \"observe\"\n{}", config("read = \"200ms\""));
     let scene = Scene::new("read-observe", &config, |mut stream| {
         read_byte(&mut stream);
-        std::thread::sleep(Duration::from_millis(900));
+        std::thread::sleep(Duration::from_secs(4));
         let _ = stream.write_all(b"y");
     });
     let mut python = scene.python();
@@ -303,13 +313,16 @@ fn a_timeout_that_is_switched_on_holds_at_once() {
 #[test]
 fn a_thousand_at_once() {
     need!("python3");
-    let scene = Scene::new("read-many", &config("read = \"2s\""), wait_end);
+    let config = config(
+        "read = \"2s\"\n[defaults.breaker]\nconsecutive_failures = \"off\"\nfailure_rate = \"off\"",
+    );
+    let scene = Scene::new("read-many", &config, wait_end);
     let mut python = scene.python();
     python.run(
         "
 import selectors
-all = [socket.create_connection(('10.77.0.2', 8080)) for _ in range(1000)]
 def many():
+    all = [socket.create_connection(('10.77.0.2', 8080)) for _ in range(1000)]
     waiting = selectors.DefaultSelector()
     begin = time.monotonic()
     for c in all:
@@ -326,11 +339,18 @@ def many():
     return [round(min(ends) * 1000), round(max(ends) * 1000)]
 ",
     );
-    let ends = python.value("many()");
-    let (first, last) = (ends[0].as_i64().unwrap_or(0), ends[1].as_i64().unwrap_or(0));
-    assert!(first >= 2000 && last < 2600, "{ends}");
-    wait::until("all counted", Duration::from_secs(10), || {
-        let row = scene.agent.row(DESTINATION);
-        (row["failures"]["read_timeout"] == 1000 && row["in_flight"] == 0).then_some(())
-    });
+    let mut seen = Vec::new();
+    for tries in 1..=TRIES {
+        let ends = python.value("many()");
+        let (first, last) = (ends[0].as_i64().unwrap_or(0), ends[1].as_i64().unwrap_or(0));
+        assert!(first >= 2000, "{ends}");
+        scene.agent.wait_row(DESTINATION, "all counted", |row| {
+            row["failures"]["read_timeout"] == 1000 * tries && row["in_flight"] == 0
+        });
+        if last < 2600 {
+            return;
+        }
+        seen.push(ends);
+    }
+    panic!("late each time: {seen:?}");
 }

@@ -1,6 +1,6 @@
 //! A session with a real server that goes away and comes back, recorded and replayed.
 
-use std::{fs, net::SocketAddr, path::PathBuf, time::Duration};
+use std::{fs, net::SocketAddr, path::PathBuf};
 
 use serde_json::Value;
 use tests::{
@@ -10,6 +10,7 @@ use tests::{
     net::TestNet,
     process::Program,
     server::{Server, read_head},
+    wait,
 };
 
 const TO: SocketAddr = TestNet::server4(8080);
@@ -18,7 +19,7 @@ const DESTINATION: &str = "10.77.0.2:8080";
 const GOOD: u64 = 12;
 const FAILURES: u64 = 5;
 /// What the events cannot tell: the agent may have been late on a busy machine.
-const LATE: i64 = 500;
+const LATE: i64 = 3_000;
 
 struct Scene {
     net: TestNet,
@@ -109,10 +110,14 @@ fn a_recorded_outage_happens_again() {
     let _server = scene.serve();
     events.wait_breaker(DESTINATION, "half_open");
     for _ in 0..2 {
-        assert_eq!(scene.curl(), 0);
+        // The second slot comes with the next verdict.
+        wait::until("a probe", wait::LONGEST, || {
+            (scene.curl() == 0).then_some(())
+        });
     }
     events.wait_breaker(DESTINATION, "closed");
-    events.wait("the last call", |event| {
+    // (It may have been told before.)
+    events.find("the last call", |event| {
         event["kind"] == "calls"
             && event["window"] == "connects"
             && event["to_seq"].as_u64() >= Some(GOOD + FAILURES + 2)
@@ -163,7 +168,6 @@ fn a_recorded_outage_happens_again() {
             .arg(events)
             .arg("--config")
             .arg(scene.file("default.toml", ""))
-            .within(Duration::from_secs(20))
             .run()
     };
     let finished = text(&file);

@@ -15,7 +15,7 @@ const DIAL: &str = env!("CARGO_BIN_EXE_dial");
 const TO: SocketAddr = TestNet::server4(8080);
 const DESTINATION: &str = "10.77.0.2:8080";
 const NO_REDIAL: &str = "[defaults.breaker]\nredial = false\n";
-const SOON: Duration = Duration::from_secs(15);
+const SOON: Duration = wait::LONGEST;
 
 fn state_file(agent: &Agent) -> PathBuf {
     agent.home().path().join("state/state.json")
@@ -54,7 +54,7 @@ fn an_open_breaker_refuses_from_the_first_connect_on() {
     // And the way back is open, too.
     let _server = Server::start(&net.server, TO);
     dialer
-        .until_established(TO, Duration::from_secs(10))
+        .until_established(TO, SOON)
         .expect("the redial lets it through");
     let started = agent.command(&["events"]).good();
     assert!(started.contains("came back"), "{started}");
@@ -194,7 +194,7 @@ fn a_manual_state_ends_at_its_time_though_agents_come_and_go() {
         assert_eq!(dialer.connect(TO).errno, libc::ECONNREFUSED);
     }
     dialer
-        .until_established(TO, Duration::from_secs(15))
+        .until_established(TO, SOON)
         .expect("its time is over");
     assert!(began.elapsed() >= Duration::from_millis(7_900));
 }
@@ -243,7 +243,7 @@ fn a_damaged_file_is_set_aside() {
     fs::write(&file, &text[..text.len() / 2]).expect("cut it");
     let agent = options.start();
     assert_eq!(agent.row(DESTINATION), Value::Null);
-    assert!(agent.log().contains("set aside"), "{}", agent.log());
+    agent.wait_log("set aside");
     assert!(file.with_extension("json.damaged").exists());
     let _server = Server::start(&net.server, TO);
     assert_eq!(dialer.connect(TO).errno, 0);

@@ -1,16 +1,22 @@
 //! `scope = "node"`: what opens for one workload refuses the others, and one probe closes it for all
 //! (rule 1).
 
-use std::{net::SocketAddr, time::Duration};
+use std::net::SocketAddr;
 
 use serde_json::Value;
-use tests::{agent::Agent, cgroup::TestCgroup, dialer::Dialer, net::TestNet, server::Server, wait};
+use tests::{
+    agent::Agent,
+    cgroup::TestCgroup,
+    dialer::Dialer,
+    net::TestNet,
+    server::Server,
+    wait::{self, LONGEST},
+};
 
 const DIAL: &str = env!("CARGO_BIN_EXE_dial");
 const TO: SocketAddr = TestNet::server4(8080);
 const DESTINATION: &str = "10.77.0.2:8080";
 const CONFIG: &str = "[defaults.breaker]\nscope = \"node\"\n";
-const SOON: Duration = Duration::from_secs(15);
 
 fn row_of(agent: &Agent, group: &TestCgroup) -> Value {
     let rows = agent.rows(DESTINATION);
@@ -21,7 +27,7 @@ fn row_of(agent: &Agent, group: &TestCgroup) -> Value {
 }
 
 fn wait_state(agent: &Agent, group: &TestCgroup, state: &str) -> Value {
-    wait::until(state, SOON, || {
+    wait::until(state, LONGEST, || {
         Some(row_of(agent, group)).filter(|row| row["state"] == state)
     })
 }
@@ -71,7 +77,7 @@ fn what_opens_for_one_workload_refuses_the_others() {
 
     // It is back, the agent notices, and the probes of others than the one that opened it close it for all.
     let _server = Server::start(&net.server, TO);
-    wait::until("two probes", SOON, || {
+    wait::until("two probes", LONGEST, || {
         other.connect(TO);
         let row = row_of(&agent, &b);
         (row["state"] == "closed").then_some(())
@@ -116,7 +122,7 @@ fn a_shared_breaker_that_is_half_open_is_shown_so() {
     assert_eq!(words.matches(shared).count(), 2, "{explained}");
     // As said.
     assert_eq!(dialers[2].connect(TO).errno, 0);
-    wait::until("two probes", SOON, || {
+    wait::until("two probes", LONGEST, || {
         dialers[1].connect(TO);
         (row_of(&agent, &b)["state"] == "closed").then_some(())
     });
@@ -137,7 +143,7 @@ fn a_shared_breaker_that_is_half_open_is_shown_so() {
     };
     let leads = ["closed open", "open half_open", "half_open closed"];
     for group in [&a, &b, &c] {
-        let told = wait::until("the last change", SOON, || {
+        let told = wait::until("the last change", LONGEST, || {
             let told = changes(group);
             told.last()?.ends_with(" closed").then_some(told)
         });
@@ -169,7 +175,7 @@ fn what_is_not_shared() {
     let mut one = Dialer::start(DIAL, &a, &net.client);
     let mut other = Dialer::start(DIAL, &b, &net.client);
     assert_eq!(other.connect(TO).errno, libc::ECONNREFUSED);
-    wait::until("the policy of b", SOON, || {
+    wait::until("the policy of b", LONGEST, || {
         (row_of(&agent, &b)["policy"] == "own").then_some(())
     });
     for _ in 0..5 {

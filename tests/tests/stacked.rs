@@ -112,11 +112,11 @@ fn the_inner_one_refuses() {
 /// Both count what passes, both see it end, and the stricter timeout is the one that holds.
 #[test]
 fn both_pass() {
-    let mut scene = Scene::new("[defaults.timeouts]\nconnect = \"7s\"\n");
+    let mut scene = Scene::new("[defaults.timeouts]\nconnect = \"60s\"\n");
     scene
         .inner
         .home()
-        .write_config("[defaults]\nretry = \"off\"\n[defaults.timeouts]\nconnect = \"9s\"\n");
+        .write_config("[defaults]\nretry = \"off\"\n[defaults.timeouts]\nconnect = \"90s\"\n");
     assert_eq!(scene.inner.request("POST", "/v1/reload").status, 200);
     assert_eq!(scene.dialer.connect(TO).errno, 0);
     for _ in 0..5 {
@@ -139,7 +139,7 @@ fn both_pass() {
     }
     let blackhole = SocketAddr::new(TestNet::blackhole4(0), 80);
     scene.dialer.open(blackhole, 1, How::default());
-    scene.dialer.wait_user_timeouts(&[7_000]);
+    scene.dialer.wait_user_timeouts(&[60_000]);
     // The first to stop must not take away what the other has set.
     let Scene {
         outer,
@@ -149,7 +149,7 @@ fn both_pass() {
         ..
     } = scene;
     assert_eq!(inner.stop().code(), 0);
-    assert_eq!(dialer.user_timeouts(), [7_000]);
+    assert_eq!(dialer.user_timeouts(), [60_000]);
     assert_eq!(outer.stop().code(), 0);
     drop(net);
 }

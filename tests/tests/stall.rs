@@ -29,11 +29,13 @@ use tests::{
 
 use cases::{Case, HEALTHY, PAUSES, PONG};
 
-const VALUE_MS: u64 = 600;
-/// Late by two looks at most, which are a quarter of the value apart, and by what a busy machine takes.
-const LATE_MS: u64 = VALUE_MS / 2 + 700;
-/// For so long silences are left alone: many times the value.
-const LONG: Duration = Duration::from_millis(VALUE_MS * 4);
+/// No thread of a server is held up for so long on the busiest machine: what it sends at once comes in time.
+const VALUE_MS: u64 = 2_000;
+/// Late by two looks at most, which are a quarter of the value apart, and by what a busy machine takes. (Nothing
+/// but the agent ends these connections.)
+const LATE_MS: u64 = VALUE_MS / 2 + 20_000;
+/// For so long silences are left alone: longer than the value and all looks.
+const LONG: Duration = Duration::from_millis(VALUE_MS * 5 / 2);
 
 /// Lets all that wait for it go on.
 #[derive(Clone, Default)]
@@ -86,12 +88,13 @@ fn serve(cue: &Cue, mut stream: TcpStream) {
     }
 }
 
-/// `ask(text)`: a connection's number; `take(i, n)`: the number of bytes that it got, once they are `n`.
+/// `ask(text)`: a connection's number; `take(i, n)`: the number of bytes that it got, once they are `n`; `head(i, n)`:
+/// the same of the first `n`, whatever comes behind them.
 const CLIENT: &str = "
 socks, seen = [], []
 def ask(text):
     s = socket.create_connection(('10.77.0.2', 8080))
-    s.settimeout(20)
+    s.settimeout(60)
     s.sendall(text.encode())
     socks.append(s)
     seen.append(0)
@@ -105,6 +108,9 @@ def take(i, n):
         if not got:
             break
         seen[i] += len(got)
+    return seen[i]
+def head(i, n):
+    seen[i] += len(socks[i].recv(n, socket.MSG_WAITALL))
     return seen[i]
 def ends(i):
     begin = time.monotonic()
@@ -180,7 +186,7 @@ fn get(path: &str) -> String {
     format!("GET {path} HTTP/1.1\r\nHost: x\r\n\r\n")
 }
 
-/// For many times the value nothing is ended.
+/// For longer than twice the value nothing is ended.
 #[track_caller]
 fn assert_left_alone(agent: &Agent, time: Duration) {
     let begin = Instant::now();
@@ -399,7 +405,8 @@ fn a_program_that_does_not_read() {
     let freeze = scene.group.path().join("cgroup.freeze");
     for how in ["sleeps", "is stopped", "is frozen"] {
         let number = scene.ask(&get("/"));
-        scene.take(number, head, how);
+        // (The begin of the body may have come with it.)
+        assert_eq!(scene.call("head", number, head), head, "{how}");
         match how {
             "is stopped" => scene.python.signal(Signal::STOP),
             "is frozen" => fs::write(&freeze, "1").expect("freeze the group"),
@@ -448,7 +455,7 @@ fn nginx_hangs_in_the_middle_of_a_file() {
     need!("nginx", "curl");
     let net = TestNet::new();
     let files = tempfile::tempdir().expect("a directory");
-    fs::write(files.path().join("large"), vec![b'y'; 4 << 20]).expect("write a file");
+    fs::write(files.path().join("large"), vec![b'y'; 8 << 20]).expect("write a file");
     let at = files.path().display();
     // nginx changes its user when it can.
     let everybody = fs::Permissions::from_mode(0o755);
@@ -456,7 +463,7 @@ fn nginx_hangs_in_the_middle_of_a_file() {
     let server = format!("listen {TO}; root {at}; limit_rate 1m;");
     let nginx = Nginx::start(&net.server, TO, &server);
     let group = TestCgroup::new("hangs");
-    let agent = Agent::start(&group, "[defaults.timeouts]\nread = \"1500ms\"\n");
+    let agent = Agent::start(&group, "[defaults.timeouts]\nread = \"3s\"\n");
     let curl = Program::new("curl").args(["-q", "-sS", "-o", "/dev/null"]);
     let url = format!("http://{TO}/large");
     // Slowly, for seconds: longer than the value, and never silent for so long.
@@ -465,7 +472,7 @@ fn nginx_hangs_in_the_middle_of_a_file() {
         .in_cgroup(&group)
         .in_netns(&net.client)
         .spawn();
-    first.extend_deadline(Duration::from_secs(30));
+    first.extend_deadline(Duration::from_secs(90));
     first.wait().good();
     let row = expect(&agent, DESTINATION, &[("responses", 1)]);
     assert_eq!(row["attempts"], 1, "{row:#}");
@@ -475,7 +482,7 @@ fn nginx_hangs_in_the_middle_of_a_file() {
         .in_cgroup(&group)
         .in_netns(&net.client)
         .spawn();
-    second.extend_deadline(Duration::from_secs(30));
+    second.extend_deadline(Duration::from_secs(90));
     agent.wait_row(DESTINATION, "begins", |row| row["responses"] == 2);
     nginx.signal(Signal::STOP);
     assert_eq!(second.wait().code(), 56);

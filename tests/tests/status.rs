@@ -27,6 +27,7 @@ const NEVER_OPENS: &str = r#"
 [defaults.breaker]
 failure_rate = "off"
 consecutive_failures = 0
+window_age = "30m"
 "#;
 
 struct Place {

@@ -18,6 +18,7 @@ use tests::{
     net::TestNet,
     server::Server,
     talk::{CONNECT, DESTINATION, TO, echo, read_byte, wait_end},
+    wait,
 };
 
 const TRIES: u64 = 10_000;
@@ -33,6 +34,18 @@ fn answer_about_then(mut stream: TcpStream) {
     std::thread::sleep(Duration::from_micros(VALUE_MS * 667 + random));
     let _ = stream.write_all(b"y");
     wait_end(stream);
+}
+
+/// Waits until so much is noted: counters, notes and gauges of one exchange are not written in one moment.
+#[track_caller]
+fn wait_noted(agent: &Agent, count: usize) {
+    let wanted = maps::Noted {
+        notes: count,
+        open: count as u64,
+    };
+    wait::until(&format!("{wanted:?}"), wait::LONGEST, || {
+        (maps::noted(agent) == wanted).then_some(())
+    });
 }
 
 #[test]
@@ -84,11 +97,7 @@ fn ten_thousand_ends_at_the_moment_of_the_timeout() {
     eprintln!("{timeouts} read timeouts, {} responses", row["responses"]);
     assert!(timeouts <= seen("aborted") + seen("left"), "{said} {row:#}");
     assert_eq!(failures, timeouts, "{row:#}");
-    assert_eq!(
-        maps::noted(&agent),
-        maps::Noted { notes: 0, open: 0 },
-        "{row:#}"
-    );
+    wait_noted(&agent, 0);
     let bystanders = agent.row("10.77.0.2:8081");
     assert_eq!(bystanders["responses"], TRIES, "{bystanders:#}");
 }
@@ -105,8 +114,8 @@ fn notes_of_what_the_agent_counts_are_taken_back() {
     python.value(CONNECT);
     python.value("s.sendall(b'x')");
     agent.wait_row(DESTINATION, "hangs", |row| row["failures"]["hung"] == 1);
-    assert_eq!(maps::noted(&agent), maps::Noted { notes: 1, open: 1 });
+    wait_noted(&agent, 1);
     python.value("s.close()");
     agent.wait_row(DESTINATION, "is quiet", |row| row["in_flight"] == 0);
-    assert_eq!(maps::noted(&agent), maps::Noted { notes: 0, open: 0 });
+    wait_noted(&agent, 0);
 }

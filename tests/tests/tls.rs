@@ -1,6 +1,6 @@
 //! TLS: what is a request, what is an answer, and what is neither. Only record headers are looked at.
 
-use std::{net::TcpStream, time::Duration};
+use std::{io::Read as _, net::TcpStream, time::Duration};
 
 use tests::{
     agent::Agent,
@@ -18,8 +18,8 @@ use tests::{
 
 const ALL: u32 = 1000;
 const DELAY: Duration = Duration::from_millis(120);
-/// Time for everything that a server sends by itself to arrive.
-const SETTLE: &str = "time.sleep(0.2)";
+/// Time for everything that a server sends by itself to arrive, on a machine that may be busy.
+const SETTLE: &str = "time.sleep(0.5)";
 
 struct Scene {
     _net: TestNet,
@@ -42,7 +42,8 @@ impl Scene {
         };
         let server = TlsServer::start(&net.server, &certificate.both(), behaviour);
         let group = TestCgroup::new("tls");
-        let agent = Agent::start_for_loops(&group, "");
+        // (What is judged is judged for as long as the test takes.)
+        let agent = Agent::start_for_loops(&group, "[defaults.breaker]\nwindow_age = \"30m\"\n");
         let mut python = Interpreter::start(&group, &net.client);
         python.value(CONTEXT);
         Self {
@@ -98,7 +99,7 @@ fn requests_are_counted_and_timed(version: &'static str, tickets: u32) {
         .metric("backstop_response_duration_seconds_sum", &[])
         .expect("a sum");
     assert!(sum >= 11.0 * DELAY.as_secs_f64(), "{sum} {row:#}");
-    assert!(latency["max"].as_u64() < Some(5_000_000), "{row:#}");
+    assert!(latency["max"].as_u64() < Some(60_000_000), "{row:#}");
     let traits = row["traits"].as_array().expect("a list");
     let has_tickets = traits.iter().any(|learned| learned == "tls13-tickets");
     assert_eq!(has_tickets, tickets > 0 && version == "1.3", "{row:#}");
@@ -252,9 +253,12 @@ fn a_client_gives_up_on_a_handshake() {
 fn closed_instead_of_a_handshake() {
     handshake_fails(
         |mut stream| {
-            read_byte(&mut stream);
-            let mut rest = [0; 4096];
-            let _ = std::io::Read::read(&mut stream, &mut rest);
+            // The whole record, however many segments it comes in: what is left unread would make a reset of
+            // the close.
+            let mut head = [0; 5];
+            let _ = stream.read_exact(&mut head);
+            let length = u16::from_be_bytes([head[3], head[4]]);
+            let _ = stream.read_exact(&mut vec![0; length.into()]);
         },
         "closed_early",
     );

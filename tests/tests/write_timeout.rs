@@ -19,9 +19,10 @@ use tests::{
     talk::{CONNECT, DESTINATION, TO, echo, read_byte, wait_end},
 };
 
-/// After the value, and at most so many ms later: queued data is looked at every 200 ms at the
-/// latest, and the machine is shared with other tests.
-const LATE_MS: i64 = 700;
+/// After the value, and at most so many ms later: queued data is looked at every 200 ms at the latest, and
+/// nothing else ends these connections. (How late it is at most, tests/matrix.rs shows. Here the machine may
+/// hold up anybody.)
+const LATE_MS: i64 = 20_000;
 
 struct Scene {
     _server: Server,
@@ -126,11 +127,12 @@ fn a_peer_that_vanished() {
 #[test]
 fn a_slow_reader_is_left_alone() {
     need!("python3");
-    let mut scene = Scene::new("write-slow", "write = \"800ms\"", |mut stream| {
+    // (No thread is held up for so long on the busiest machine.)
+    let mut scene = Scene::new("write-slow", "write = \"3s\"", |mut stream| {
         let mut buffer = vec![0; 1 << 20];
         let mut left = 12 << 20;
         while left > 0 {
-            std::thread::sleep(Duration::from_millis(250));
+            std::thread::sleep(Duration::from_millis(500));
             let mut now = 1 << 20;
             while now > 0 && left > 0 {
                 match stream.read(&mut buffer[..now]) {
@@ -154,14 +156,14 @@ fn a_slow_reader_is_left_alone() {
 #[test]
 fn an_idle_connection_is_left_alone() {
     need!("python3");
-    let timeouts = "write = \"200ms\"\nread = \"200ms\"";
+    let timeouts = "write = \"2s\"\nread = \"2s\"";
     let mut scene = Scene::new("write-idle", timeouts, echo);
     scene.python.value(CONNECT);
     scene
         .python
         .value("s.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)");
     scene.python.value("s.sendall(b'x') or s.recv(9) and 0");
-    scene.python.value("time.sleep(1.5)");
+    scene.python.value("time.sleep(5)");
     scene.python.value("s.sendall(b'x') or s.recv(9) and 0");
     expect(&scene.agent, DESTINATION, &[("responses", 2)]);
 }
@@ -170,11 +172,11 @@ fn an_idle_connection_is_left_alone() {
 #[test]
 fn an_answer_that_stalls() {
     need!("python3");
-    let mut scene = Scene::new("stall", "stall = \"400ms\"", |mut stream| {
+    let mut scene = Scene::new("stall", "stall = \"2s\"", |mut stream| {
         read_byte(&mut stream);
         for _ in 0..8 {
             // Slow but moving.
-            std::thread::sleep(Duration::from_millis(200));
+            std::thread::sleep(Duration::from_millis(400));
             let _ = stream.write_all(b"y");
         }
         wait_end(stream);

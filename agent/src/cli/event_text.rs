@@ -121,9 +121,15 @@ fn order(
         OrderAction::HoldClosed => format!("to be held closed{length} by {by}: {rows}"),
         OrderAction::Reset => {
             let taken = number(orders, "order");
-            format!("reset by {by}: {taken} taken back, {rows} closed")
+            format!("reset by {by}, {taken} taken back: {rows}")
         }
-        OrderAction::TimeOver => format!("the time of the order by {by} is over: {rows}"),
+        OrderAction::TimeOver => match until {
+            Some(until) => format!(
+                "the time of the order by {by} was over at {} UTC, while no agent ran: {rows}",
+                until.short()
+            ),
+            None => format!("the time of the order by {by} is over: {rows}"),
+        },
     }
 }
 

@@ -9,7 +9,7 @@ use super::{
     units::{clean, exact, number},
 };
 use crate::control::{
-    api::{ManualResult, PauseResult, check_workload, parse_destination},
+    api::{ManualResult, PauseResult, check_order_workload, parse_destination},
     client::{Client, encode},
 };
 
@@ -51,12 +51,22 @@ pub async fn reset(client: &Client, target: &Target, out: &mut Output<'_>) -> Re
         0 => "no order was in force".to_owned(),
         orders => format!("{} taken back", number(orders, "order")),
     };
+    let already = done.closed_already.min(done.rows);
+    let closed = match (done.rows - already, already) {
+        (closed, 0) => format!("{} closed", number(closed, "row")),
+        (0, 1) => "1 row was closed already".to_owned(),
+        (0, already) => format!("{} were closed already", number(already, "row")),
+        (closed, already) => format!(
+            "{} closed, {already} {} closed already",
+            number(closed, "row"),
+            if already == 1 { "was" } else { "were" }
+        ),
+    };
     writeln!(
         out,
-        "{} is reset, {}: {taken}, {} closed",
+        "{} is reset, {}: {taken}, {closed}",
         clean(&target.destination),
         whom(target),
-        number(done.rows, "row"),
     )?;
     if !done.left.is_empty() {
         writeln!(out, "Not everything passes: in force still, by hand")?;
@@ -84,7 +94,7 @@ async fn post(
     // What cannot be meant is said without an agent, too.
     parse_destination(&target.destination).map_err(Failure::Usage)?;
     if let Some(workload) = &target.workload {
-        check_workload(workload).map_err(|e| Failure::Usage(format!("--workload: {e}")))?;
+        check_order_workload(workload).map_err(|e| Failure::Usage(format!("--workload: {e}")))?;
     }
     let mut query = more.to_vec();
     query.push(("workload", target.workload.as_deref()));

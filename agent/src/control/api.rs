@@ -79,13 +79,16 @@ impl fmt::Display for Peer {
 /// Answer to trip, hold-closed and reset.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ManualResult {
-    /// Rows that changed at once. 0 is no error: a manual state also waits for a destination or
-    /// workload that was not seen yet.
+    /// Rows that changed at once, or start anew. 0 is no error: a manual state also waits for a
+    /// destination or workload that was not seen yet.
     pub rows: u64,
-    /// Reset: orders that were taken back; an addition to the first version of the format, as is the next
-    /// one.
+    /// Reset: orders that were taken back; an addition to the first version of the format, as are the next
+    /// two.
     #[serde(default)]
     pub taken_back: u64,
+    /// Reset: of the rows, those that were closed already.
+    #[serde(default)]
+    pub closed_already: u64,
     /// Reset: orders for the same destination in other words that are in force still, newest first.
     #[serde(default)]
     pub left: Vec<ManualState>,
@@ -212,6 +215,22 @@ pub fn check_workload(text: &str) -> Result<(), String> {
         return Err(format!(
             "{shown:?} is no workload; want a cgroup path below the v2 mount without leading \
              slash, such as \"system.slice/billing.service\", or \"/\" for its root"
+        ));
+    }
+    Ok(())
+}
+
+/// Whether `text` can be the workload of an order: one, and no pattern.
+///
+/// # Errors
+/// As [`check_workload`].
+pub fn check_order_workload(text: &str) -> Result<(), String> {
+    check_workload(text)?;
+    if text.contains(['*', '?']) {
+        let shown: String = text.chars().take(100).collect();
+        return Err(format!(
+            "{shown:?} is a pattern, and an order is for one workload or for all: give one as `backstop \
+             status` shows it, or none for all"
         ));
     }
     Ok(())

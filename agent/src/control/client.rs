@@ -34,6 +34,21 @@ pub fn encode(text: &str) -> String {
     utf8_percent_encode(text, PLAIN).to_string()
 }
 
+/// Longest path of a socket: `sun_path` without its final zero (unix(7)).
+const SOCKET_PATH_BYTES: usize = 107;
+
+/// Says so if no program could reach a socket of this path, however it was made.
+pub fn too_long(socket: &Path) -> Option<String> {
+    let bytes = socket.as_os_str().len();
+    (bytes > SOCKET_PATH_BYTES).then(|| {
+        format!(
+            "--socket {}: {bytes} bytes, and no program can connect to a socket whose path is longer than \
+             {SOCKET_PATH_BYTES}; choose a shorter one",
+            socket.display()
+        )
+    })
+}
+
 /// Why a request brought no answer, or a bad one.
 #[derive(Debug, thiserror::Error)]
 pub enum ClientError {
@@ -45,6 +60,9 @@ pub enum ClientError {
         /// What the system said.
         source: io::Error,
     },
+    /// No program could reach a socket of this path.
+    #[error("{0}")]
+    TooLong(String),
     /// Somebody listens there and says nothing, or accepts nothing.
     #[error("the agent on {} is there but does not answer (is it stopped or overloaded?)", .socket.display())]
     Silent {
@@ -82,7 +100,7 @@ impl ClientError {
         match self {
             // Broken: it went away in the middle.
             Self::Unreachable { .. } | Self::Silent { .. } | Self::Broken { .. } => 3,
-            Self::Refused { status: 400, .. } => 2,
+            Self::Refused { status: 400, .. } | Self::TooLong(_) => 2,
             Self::Refused { .. } => 1,
         }
     }
@@ -151,6 +169,9 @@ impl Client {
             socket: self.socket.clone(),
             source,
         };
+        if let Some(why) = too_long(&self.socket) {
+            return Err(ClientError::TooLong(why));
+        }
         let socket = self.socket.clone();
         let stream = match UnixStream::connect(&self.socket).await {
             Ok(stream) => stream,

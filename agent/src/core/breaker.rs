@@ -80,7 +80,8 @@
 //! whole crowd at once: for 2 s the verdict says [`STATE_RAMP`](agent_common::verdict::STATE_RAMP), by which the kernel lets a growing share
 //! pass ([`agent_common::ramp`]), and the state is Closed. What passes is judged as ever, under one
 //! generation, so that no call is lost to the window when the ramp ends. A trip in the ramp says that
-//! the destination was not back: it counts as a failed probe.
+//! the destination was not back: it counts as a failed probe. In its groups a breaker that ramps counts
+//! as one that refuses; where there is no room for that, it does not ramp.
 //!
 //! *Rounds and leases.* Probe slots are claimed by the kernel, and news of them may be lost. The
 //! kernel itself gives a slot back only for a probe that said nothing ([`ProbeOutcome::Returned`](super::ProbeOutcome::Returned));

@@ -63,8 +63,8 @@ struct Slot {
     waits: bool,
     /// Whether it is counted in `hints`.
     hints: bool,
-    /// The state that it is counted as in `groups`.
-    counted: State,
+    /// What it is counted as in `groups`.
+    counted: Refusal,
     /// Whether it is a member in `scopes`.
     shares: bool,
     breaker: Breaker,
@@ -230,7 +230,7 @@ impl Engine {
             incarnation: row.incarnation,
             waits: false,
             hints: false,
-            counted: State::Closed,
+            counted: Refusal::default(),
             shares: false,
             breaker,
             timer: NO_TIMER,
@@ -397,8 +397,8 @@ impl Engine {
             .run(self.now, MAX_DUE_PER_CALL, &mut self.rng, out);
     }
 
-    /// Brings timer and dial schedule in line with a breaker that may have moved; whether it has opened
-    /// by itself.
+    /// Brings timer and dial schedule in line with a breaker that may have moved; whether it refuses now in
+    /// another way than before.
     fn settle(&mut self, index: u32) -> bool {
         let Some(slot) = self.breakers.get_mut(&index) else {
             return false;
@@ -429,13 +429,12 @@ impl Engine {
             slot.hints = hints;
             self.hints.change(slot.breaker.target(), hints);
         }
-        let state = slot.breaker.state();
-        let before = std::mem::replace(&mut slot.counted, state);
-        let (is, was) = (Refusal::of(state), Refusal::of(before));
+        let is = slot.breaker.refusal();
+        let was = std::mem::replace(&mut slot.counted, is);
         if is != was {
             self.groups.change(index, is);
         }
-        is.own && !was.own
+        is != was && is != Refusal::None
     }
 
     fn remove(&mut self, index: u32, out: &mut Vec<Action>) {

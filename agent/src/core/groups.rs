@@ -5,12 +5,14 @@
 //! fault that the addresses share (an overload, most likely) would become an outage. So of a group of
 //! two and more at most a share may be refused at a time, but at least one; whatever else should open
 //! is *bypassed for safety*: it stays closed, and says so. When one of those that refuse closes, a
-//! bypassed one that still fails may open, with its next failure.
+//! bypassed one that still fails may open, with its next failure. One that has just closed refuses a
+//! share for a while (its *ramp*) and keeps its place until that is over: else both of two would refuse.
 //!
-//! Two counts. *Whether one more may open*: there counts whatever refuses, an operator's word and a
-//! half-open breaker too. *Whether one that is open has to give way*: there count only breakers that have
-//! opened by themselves. So an operator's word is never overruled, and never sends traffic to what somebody
-//! else's breaker keeps it from; but it takes the places of those that come after it.
+//! Two counts. *Whether one more may open*: there counts whatever refuses, an operator's word, a
+//! half-open breaker and a ramp too. *Whether one that is open has to give way*: there count only breakers that
+//! have opened by themselves, and ramps. So an operator's word is never overruled, and never sends traffic to
+//! what somebody else's breaker keeps it from; but it takes the places of those that come after it. A ramp
+//! gives way before anything else, and to an operator's word as well: that costs nobody a path.
 //!
 //! Members are the addresses of the name. One that no program has called yet has no row and refuses
 //! nothing: it counts as one that is well. So the shell says how many addresses a name has, with the rows of
@@ -20,7 +22,7 @@
 
 use std::collections::{BTreeSet, HashMap};
 
-use super::{RowId, State};
+use super::RowId;
 
 /// Names a group; made by the shell, of whatever makes a group.
 pub type GroupId = u64;
@@ -56,22 +58,36 @@ pub struct Full {
     pub of: usize,
 }
 
-/// What a row does to those that call it, as far as its groups are concerned.
+/// What a row does to those that call it, as far as its groups are concerned. (One byte: there are many
+/// breakers.)
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Refusal {
-    /// It refuses.
-    pub(super) any: bool,
-    /// Its breaker has opened by itself.
-    pub(super) own: bool,
+pub(super) enum Refusal {
+    /// Everything passes.
+    #[default]
+    None,
+    /// It refuses because an operator said so.
+    Ordered,
+    /// It refuses by itself, everything or a share.
+    Own,
 }
 
 impl Refusal {
-    pub(super) fn of(state: State) -> Self {
-        Self {
-            any: state.refuses(),
-            own: matches!(state, State::Open | State::HalfOpen),
-        }
+    fn any(self) -> bool {
+        self != Self::None
     }
+
+    fn own(self) -> bool {
+        self == Self::Own
+    }
+}
+
+/// How many members of a group refuse.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Refusing {
+    pub(super) any: usize,
+    pub(super) own: usize,
+    /// All members.
+    pub(super) of: usize,
 }
 
 /// All groups.
@@ -97,7 +113,7 @@ struct Group {
     addresses: [u32; 2],
     /// Members that refuse,
     any: usize,
-    /// and those of them that have opened by themselves.
+    /// and those of them that do so by themselves.
     own: usize,
 }
 
@@ -111,13 +127,13 @@ impl Group {
     }
 
     fn enter(&mut self, refusal: Refusal) {
-        self.any += usize::from(refusal.any);
-        self.own += usize::from(refusal.own);
+        self.any += usize::from(refusal.any());
+        self.own += usize::from(refusal.own());
     }
 
     fn leave(&mut self, refusal: Refusal) {
-        self.any -= usize::from(refusal.any);
-        self.own -= usize::from(refusal.own);
+        self.any -= usize::from(refusal.any());
+        self.own -= usize::from(refusal.own());
     }
 }
 
@@ -220,18 +236,19 @@ impl Groups {
         let groups = ids(&member.groups).filter_map(|id| self.groups.get(&id));
         groups
             .map(|group| Full {
-                open: group.any - usize::from(member.refusal.any),
+                open: group.any - usize::from(member.refusal.any()),
                 of: group.size(),
             })
             .find(|group| group.of >= 2 && group.open >= may_be_open(group.of, share))
     }
 
-    /// The members of a group that have a row, and how many of all have opened by themselves.
-    pub(super) fn members(&self, id: GroupId) -> impl Iterator<Item = (u32, Full)> + '_ {
+    /// The members of a group that have a row, and how many of all refuse.
+    pub(super) fn members(&self, id: GroupId) -> impl Iterator<Item = (u32, Refusing)> + '_ {
         let group = self.groups.get(&id);
         group.into_iter().flat_map(|group| {
-            let count = Full {
-                open: group.own,
+            let count = Refusing {
+                any: group.any,
+                own: group.own,
                 of: group.size(),
             };
             group.members.iter().map(move |index| (*index, count))

@@ -4,7 +4,7 @@ use std::{sync::Arc, time::Duration};
 
 use agent_common::{
     Row as KernelRow, Verdict,
-    verdict::{STATE_FORCED_CLOSED, STATE_FORCED_OPEN},
+    verdict::{STATE_CLOSED, STATE_FORCED_CLOSED, STATE_FORCED_OPEN, STATE_RAMP},
 };
 
 use super::{
@@ -103,6 +103,7 @@ impl Node {
         Ok(ManualResult {
             rows: count,
             taken_back: 0,
+            closed_already: 0,
             left: Vec::new(),
         })
     }
@@ -145,6 +146,11 @@ impl Node {
                 &left,
             )));
         }
+        let is_closed = |(id, row): &&(RowId, KernelRow)| {
+            let state = Verdict::unpack(row.verdict).state;
+            matches!(state, STATE_CLOSED | STATE_RAMP) && !self.orders.is_told(*id)
+        };
+        let closed_already = free.iter().filter(is_closed).count() as u64;
         self.enter_orders();
         self.changed_orders();
         self.say(Event::Order {
@@ -169,6 +175,7 @@ impl Node {
         Ok(ManualResult {
             rows: free.len() as u64,
             taken_back: gone.len() as u64,
+            closed_already,
             left,
         })
     }
@@ -258,11 +265,15 @@ impl Node {
         if gone.is_empty() {
             return;
         }
+        // Before names are given up that nobody else has named.
+        let counts: Vec<u64> = gone
+            .iter()
+            .map(|order| self.rows_of(&order.destination, order.workload.as_deref()))
+            .map(|rows| rows.len() as u64)
+            .collect();
         self.enter_orders();
         self.changed_orders();
-        for order in &gone {
-            let workload = order.workload.as_deref();
-            let rows = self.rows_of(&order.destination, workload).len() as u64;
+        for (order, rows) in gone.iter().zip(counts) {
             self.say(Event::Order {
                 action: OrderAction::TimeOver,
                 destination: order.destination.to_string(),
@@ -274,6 +285,25 @@ impl Node {
             });
         }
         self.tell_rows_of(&gone);
+    }
+
+    /// Says of which orders the time was over while no agent ran.
+    pub(super) fn say_what_is_over(&mut self) {
+        for order in std::mem::take(&mut self.over) {
+            let wanted = order.destination.parse::<DestinationArg>();
+            let rows = wanted.map_or(0, |wanted| {
+                self.rows_of(&wanted, order.workload.as_deref()).len() as u64
+            });
+            self.say(Event::Order {
+                action: OrderAction::TimeOver,
+                destination: order.destination,
+                workload: order.workload,
+                until: Some(order.until),
+                rows,
+                orders: 0,
+                by: order.by,
+            });
+        }
     }
 
     /// Orders for some of what is meant, newest first; `None`: all.

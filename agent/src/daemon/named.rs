@@ -242,6 +242,7 @@ impl Node {
         let hosts = &mut self.naming.hosts;
         let changes = hosts.heard(heard.netns, &heard.answer, clock::now());
         self.renamed(changes);
+        self.keeper.heard();
     }
 
     fn renamed(&mut self, changes: Vec<Change>) {

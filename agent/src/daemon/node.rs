@@ -106,6 +106,8 @@ pub struct Node {
     pub(super) naming: Naming,
     /// What came back from the agent before, in a few words.
     pub(super) restored: Option<String>,
+    /// Orders whose time was over while no agent ran: to be said at the start.
+    pub(super) over: Vec<super::memo::file::Manual>,
     /// Writes the state down.
     pub(super) keeper: Keeper,
     /// When a call failed last.
@@ -172,6 +174,7 @@ impl Node {
             tally,
             hidden,
             restored: restored.said(),
+            over: restored.over,
             orders: restored.orders,
             keeper,
             naming,

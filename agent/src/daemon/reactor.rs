@@ -4,6 +4,10 @@
 //! logs, files) goes to the select loop as a [`Notice`]; if that is behind, notices are dropped
 //! and counted, verdicts are not.
 
+mod actions;
+mod commands;
+mod rows;
+
 use std::{
     collections::{HashMap, HashSet},
     os::fd::OwnedFd,
@@ -16,37 +20,37 @@ use std::{
 };
 
 use agent_common::{
-    Event as KernelEvent, EventKind, OTHER_ROW, Verdict,
+    Event as KernelEvent, EventKind,
     event::{
         EVENT_EXCHANGE, EVENT_QUIET, EVENT_REFUSED, EVENT_RETRY_LIMIT, OUTCOME_ABANDONED,
         OUTCOME_ESTABLISHED, OUTCOME_LOCAL, OUTCOME_RESPONSE,
     },
-    row::ROW_PROTECTED,
-    verdict::{STATE_CLOSED, STATE_FORCED_CLOSED, STATE_FORCED_OPEN, unpack_probe_slots},
+    verdict::{STATE_CLOSED, unpack_probe_slots},
 };
 use anyhow::{Context as _, Result};
 use aya::maps::{MapData, RingBuf};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::mpsc;
 
 use super::{
     canary::Hidden,
     dialer::Dial,
     plan::Plan,
     priority,
-    view::Views,
     waiting::drain::{Drain, Refused},
 };
 use crate::{
     control::api::Cause,
     core::{
-        Action, Correlated, DialTarget, Endpoint, Engine, Event, Full, Nanos, ProbeOutcome, Reason,
-        RowId, Saved, State, WindowKind,
+        Action, Correlated, DialTarget, Engine, Event, Full, Nanos, ProbeOutcome, Reason, RowId,
+        State, WindowKind,
     },
     kernel::{Table, clock, events},
     metrics::Reaction,
     policy::OnOpen,
 };
+
+pub use commands::{Command, Commander, Ended, Order};
 
 /// Longest sleep: the heartbeat must be much younger than [`HEARTBEAT_MAX_AGE`].
 const LONGEST_SLEEP: Duration = Duration::from_millis(500);
@@ -54,72 +58,15 @@ const LONGEST_SLEEP: Duration = Duration::from_millis(500);
 pub const HEARTBEAT_MAX_AGE: Nanos = Nanos::from_secs(3);
 /// How often lost events are made up for.
 const LOSSES_EVERY: Nanos = Nanos::from_millis(250);
+/// While a row refuses, the kernel says so once a second. That is too seldom to find out that its server
+/// is back, so within such a second it is looked at so often.
+const REFUSING_EVERY: Nanos = Nanos::from_millis(250);
+/// How long the kernel's word of refusals holds.
+const REFUSING_FOR: Nanos = Nanos::from_secs(1);
 /// Events handled before deadlines and commands get their turn.
 const BATCH: usize = 256;
-/// Dials at a time for rows on which the limit on retries is in force.
-const LIMITED_MOST: usize = 200;
 /// Notices that may wait for the select loop.
 pub const NOTICES: usize = 16_384;
-
-/// What the select loop asks of the event thread.
-pub enum Command {
-    /// A new configuration; rows have their new settings already.
-    Plan(Arc<Plan>),
-    /// A row has got other settings.
-    Reconfigure(RowId),
-    /// Each of these rows is one of the endpoints of these names, and of no others.
-    Groups(Vec<Endpoint>),
-    /// An operator's order for each of these rows.
-    Manual(Vec<(RowId, Order)>),
-    /// Every breaker in memory; all others are closed.
-    Views(oneshot::Sender<Views>),
-    /// What of at most so many breakers outlives the agent.
-    Save(usize, oneshot::Sender<Vec<(RowId, Saved)>>),
-    /// Rows that have just been made have these breakers; answers with the number of those that are
-    /// not closed, once all are in force.
-    Restore(Vec<(RowId, Saved)>, oneshot::Sender<usize>),
-    /// Give up at most so many of these rows, those that may be; answers with those that were.
-    Forget(Vec<RowId>, usize, oneshot::Sender<Vec<RowId>>),
-    /// The agent itself has found that a call failed.
-    Found(KernelEvent),
-    /// Connections of an open breaker were ended.
-    Drained {
-        /// The row.
-        row: RowId,
-        /// What its policy says.
-        on_open: OnOpen,
-        /// How many.
-        connections: u64,
-    },
-    /// A redial ended.
-    DialEnded(DialTarget, bool),
-    /// Destinations with traffic in the last minute.
-    Traffic(usize),
-    /// End the thread.
-    Stop,
-}
-
-/// An operator's order, and who gave it.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Order {
-    /// Refuse until then.
-    Trip(Nanos, Arc<str>),
-    /// Let pass until then.
-    HoldClosed(Nanos, Arc<str>),
-    /// No order is in force any more.
-    Lift(Ended),
-    /// Start anew; by nobody where the address belongs to another name now.
-    Reset(Option<Arc<str>>),
-}
-
-/// Why an order is in force no longer, other than that it was taken back.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Ended {
-    /// Its time is over.
-    TimeOver,
-    /// The row's address is not one of its name any more.
-    NotCovered,
-}
 
 /// What the event thread tells the select loop.
 #[derive(Clone)]
@@ -171,22 +118,6 @@ pub struct Reactor {
     thread: Option<std::thread::JoinHandle<()>>,
 }
 
-/// Sends commands to the event thread.
-#[derive(Clone)]
-pub struct Commander {
-    commands: std_mpsc::Sender<Command>,
-    wake: Arc<OwnedFd>,
-}
-
-impl Commander {
-    /// Sends; nothing happens once the thread has ended.
-    pub fn send(&self, command: Command) {
-        if self.commands.send(command).is_ok() {
-            let _ = rustix::io::write(&self.wake, &1_u64.to_ne_bytes());
-        }
-    }
-}
-
 impl Reactor {
     /// Starts the thread.
     ///
@@ -228,6 +159,8 @@ impl Reactor {
             losses_at: Nanos(0),
             raised_at: Nanos(0),
             limited: HashMap::new(),
+            refusing: HashMap::new(),
+            refusing_at: Nanos(0),
             acting: None,
             given_way: HashSet::new(),
         };
@@ -295,6 +228,11 @@ struct Worker {
     raised_at: Nanos,
     /// Dials under way for rows on which the limit on retries is in force.
     limited: HashMap<DialTarget, RowId>,
+    /// Rows that refuse and may find out by a trial that their server is back, and when the kernel last
+    /// said so.
+    refusing: HashMap<RowId, Nanos>,
+    /// When they are looked at next.
+    refusing_at: Nanos,
     /// The order that is being carried out.
     acting: Option<(RowId, Order)>,
     /// Rows that were told to be half-open and follow another one's probe since (`scope = "node"`).
@@ -317,6 +255,7 @@ impl Worker {
             }
             let more = self.events();
             self.losses();
+            self.look_at_refusals();
             let now = clock::now();
             if self
                 .engine
@@ -343,7 +282,11 @@ impl Worker {
             .engine
             .next_deadline()
             .map_or(u64::MAX, |d| d.0.saturating_sub(now.0));
-        let wait = until.min(LONGEST_SLEEP.as_nanos() as u64);
+        let look = match self.refusing.is_empty() {
+            true => u64::MAX,
+            false => self.refusing_at.0.saturating_sub(now.0),
+        };
+        let wait = until.min(look).min(LONGEST_SLEEP.as_nanos() as u64);
         let timeout = Timespec {
             tv_sec: 0,
             tv_nsec: wait as i64,
@@ -434,15 +377,48 @@ impl Worker {
                 if event.flags & EVENT_RETRY_LIMIT != 0 {
                     self.ask_for(row);
                 }
-                if self.known(row)
-                    && let Some(refused) = self.table.refused(row)
-                {
-                    self.handle(Event::Refused { row, refused });
+                if self.known(row) {
+                    self.refused(row);
+                    if self.engine.state(row) == Some(State::Open) {
+                        let now = clock::now();
+                        if self.refusing.is_empty() {
+                            self.refusing_at = now + REFUSING_EVERY;
+                        }
+                        self.refusing.insert(row, now);
+                    }
                 }
                 self.notify(Notice::Kernel(*event));
             }
             EventKind::HELD => self.notify(Notice::Kernel(*event)),
             _ => {}
+        }
+    }
+
+    fn refused(&mut self, row: RowId) {
+        if let Some(refused) = self.table.refused(row) {
+            self.handle(Event::Refused { row, refused });
+        }
+    }
+
+    /// Between two words of the kernel.
+    fn look_at_refusals(&mut self) {
+        if self.refusing.is_empty() {
+            return;
+        }
+        let now = clock::now();
+        if now < self.refusing_at {
+            return;
+        }
+        self.refusing_at = now + REFUSING_EVERY;
+        self.refusing
+            .retain(|_, heard| now - *heard <= REFUSING_FOR);
+        let rows: Vec<RowId> = self.refusing.keys().copied().collect();
+        for row in rows {
+            if self.engine.state(row) == Some(State::Open) {
+                self.refused(row);
+            } else {
+                self.refusing.remove(&row);
+            }
         }
     }
 
@@ -466,231 +442,6 @@ impl Worker {
     fn handle(&mut self, event: Event<'_>) {
         self.engine.handle(event, clock::now(), &mut self.actions);
         self.perform(None);
-    }
-
-    /// Whether the row's policy has it share a breaker with other workloads.
-    fn shares(&self, id: RowId) -> bool {
-        let row = self.table.owned(id);
-        row.is_some_and(|row| self.plan.breaker(row.settings.policy).node_scope)
-    }
-
-    /// Rows that share their breakers have them in memory from the start.
-    fn know_those_that_share(&mut self) {
-        if !self.plan.shares_breakers() {
-            return;
-        }
-        for index in 1..self.table.len() {
-            let Some(row) = self.table.row(index).filter(|row| row.created_ns != 0) else {
-                continue;
-            };
-            let incarnation = row.incarnation;
-            let id = RowId { index, incarnation };
-            if self.plan.breaker(row.settings.policy).node_scope {
-                self.known(id);
-            }
-        }
-    }
-
-    /// Whether the row has a breaker; brings it into the engine if need be.
-    fn known(&mut self, row: RowId) -> bool {
-        self.engine.contains(row) || self.configure(row)
-    }
-
-    fn configure(&mut self, id: RowId) -> bool {
-        if id.index == OTHER_ROW {
-            return false;
-        }
-        let Some(row) = self.table.owned(id) else {
-            return false;
-        };
-        if row.created_ns == 0
-            || row.settings.flags & ROW_PROTECTED != 0
-            || self.hidden.contains(row.key.cgroup_id)
-        {
-            return false;
-        }
-        let target = DialTarget::from(&row.key);
-        let settings = Arc::clone(self.plan.breaker(row.settings.policy));
-        let verdict = Verdict::unpack(row.verdict);
-        let generation = verdict.generation;
-        let first = !self.engine.contains(id);
-        self.handle(Event::Configure {
-            row: id,
-            target,
-            settings,
-            generation,
-        });
-        // The kernel makes rows of a destination with a manual state so from the start.
-        let until = Nanos(row.verdict_until_ns);
-        if first && until > clock::now() {
-            match verdict.state {
-                STATE_FORCED_OPEN => self.force(id, true, until),
-                STATE_FORCED_CLOSED => self.force(id, false, until),
-                _ => {}
-            }
-        }
-        true
-    }
-
-    /// Brings a breaker of the agent before into the engine; whether it is not closed.
-    fn restore(&mut self, id: RowId, saved: &Saved) -> bool {
-        let Some(row) = self.table.owned(id) else {
-            return false;
-        };
-        let target = DialTarget::from(&row.key);
-        let settings = Arc::clone(self.plan.breaker(row.settings.policy));
-        let now = clock::now();
-        self.engine
-            .restore(id, target, settings, saved, now, &mut self.actions);
-        self.perform(None);
-        self.engine.state(id) != Some(State::Closed)
-    }
-
-    /// Carries out what the core decided. `since` is the kernel's time of the event behind it.
-    fn perform(&mut self, since: Option<u64>) {
-        let mut actions = std::mem::take(&mut self.actions);
-        // Before any verdict is in force: nothing comes of one that seems to be from before.
-        let at = clock::now();
-        for action in actions.drain(..) {
-            match action {
-                Action::SetVerdict {
-                    row,
-                    verdict,
-                    until,
-                    probe_limit,
-                } => {
-                    self.table.set_verdict(row, verdict, until, probe_limit);
-                    if let Some(since) = since {
-                        let took = clock::now().0.saturating_sub(since);
-                        self.reaction.observe(Duration::from_nanos(took));
-                    }
-                }
-                Action::Transition {
-                    row,
-                    from,
-                    to,
-                    reason,
-                    generation,
-                } => {
-                    if to == State::Open {
-                        self.opened(row);
-                    }
-                    let Some(from) = self.told_from(row, from, to) else {
-                        continue;
-                    };
-                    self.notify(Notice::Transition {
-                        row,
-                        from,
-                        to,
-                        reason,
-                        generation,
-                        at,
-                        cause: self.cause(row, from, to),
-                    });
-                }
-                Action::Bypassed { row, reason, group } => {
-                    self.notify(Notice::Bypassed(row, reason, group));
-                }
-                Action::Correlated(change) => self.notify(Notice::Correlated(change)),
-                Action::Redialled { row, answered } => {
-                    self.notify(Notice::Redialled { row, answered, at });
-                }
-                Action::Dial { target } => self.dial(target),
-            }
-        }
-        self.actions = actions;
-    }
-
-    /// What an operator has to do with a change of state. A reset may close others, too, that share the
-    /// breaker.
-    fn cause(&self, row: RowId, from: State, to: State) -> Option<(Cause, Option<Arc<str>>)> {
-        let acting = self.acting.as_ref();
-        let order = acting.filter(|(id, order)| *id == row || matches!(order, Order::Reset(_)));
-        let was_forced = matches!(from, State::ForcedOpen | State::ForcedClosed);
-        match (order.map(|(_, order)| order), to) {
-            (Some(Order::Trip(_, by)), State::ForcedOpen) => {
-                Some((Cause::Trip, Some(Arc::clone(by))))
-            }
-            (Some(Order::HoldClosed(_, by)), State::ForcedClosed) => {
-                Some((Cause::HoldClosed, Some(Arc::clone(by))))
-            }
-            (Some(Order::Reset(Some(by))), State::Closed) => {
-                Some((Cause::Reset, Some(Arc::clone(by))))
-            }
-            (Some(Order::Reset(None)), State::Closed) => Some((Cause::NewOwner, None)),
-            (Some(Order::Lift(Ended::NotCovered)), State::Closed) => {
-                Some((Cause::NotCovered, None))
-            }
-            (_, State::Closed) if was_forced => Some((Cause::TimeOver, None)),
-            _ => None,
-        }
-    }
-
-    /// From which state a row has come, as far as people were told; `None`: there is nothing to tell. A
-    /// half-open row that leaves the probe to another one, with which it shares a breaker, has not failed
-    /// and is still half-open.
-    fn told_from(&mut self, row: RowId, from: State, to: State) -> Option<State> {
-        if (from, to) == (State::HalfOpen, State::Open) {
-            let view = self.engine.view(row, clock::now());
-            if view.is_some_and(|view| view.shared_probe.is_some()) {
-                self.given_way.insert(row);
-                return None;
-            }
-        }
-        if self.given_way.remove(&row) && from == State::Open {
-            return (to != State::HalfOpen).then_some(State::HalfOpen);
-        }
-        Some(from)
-    }
-
-    /// Has connections ended where the policy says so.
-    fn opened(&self, id: RowId) {
-        let policy = self.table.owned(id).map(|row| row.settings.policy);
-        if policy.is_some_and(|policy| self.plan.on_open(policy) != OnOpen::Keep) {
-            // A thread that is gone is noticed by whoever runs the loop.
-            let _ = self.drains.send(Drain::Opened(id));
-        }
-    }
-
-    fn dial(&mut self, target: DialTarget) {
-        let row = self
-            .engine
-            .row_waiting_for(target)
-            .and_then(|id| self.table.owned(id));
-        let dial = row.map(|row| Dial {
-            target,
-            netns_inode: row.netns_inode,
-            pid: row.last_pid,
-            timeout_ms: row.settings.connect_timeout_ms,
-        });
-        // A dialer that is gone, or a row that is gone: the engine writes the dial off.
-        if let Some(dial) = dial {
-            let _ = self.dialer.send(dial);
-        }
-    }
-
-    /// The limit on retries is in force on a row: whether the destination answers again, nobody else
-    /// may find out.
-    fn ask_for(&mut self, id: RowId) {
-        let Some(row) = self.table.owned(id) else {
-            return;
-        };
-        let target = DialTarget::from(&row.key);
-        if !self.plan.breaker(row.settings.policy).redial
-            || self.limited.len() >= LIMITED_MOST
-            || self.limited.contains_key(&target)
-        {
-            return;
-        }
-        let dial = Dial {
-            target,
-            netns_inode: row.netns_inode,
-            pid: row.last_pid,
-            timeout_ms: row.settings.connect_timeout_ms,
-        };
-        if self.dialer.send(dial).is_ok() {
-            self.limited.insert(target, id);
-        }
     }
 
     /// After lost events: look at every window with failures and at every probe slot, so that
@@ -739,127 +490,6 @@ impl Worker {
         if self.notices.try_send(notice).is_err() {
             self.dropped.fetch_add(1, Ordering::Relaxed);
         }
-    }
-
-    /// Handles waiting commands; true when the thread is to end.
-    fn commands(&mut self) -> bool {
-        while let Ok(command) = self.commands.try_recv() {
-            match command {
-                Command::Plan(plan) => {
-                    self.plan = plan;
-                    let rows: Vec<RowId> = self.engine.rows().collect();
-                    for row in rows {
-                        self.reconfigure(row);
-                    }
-                    self.know_those_that_share();
-                }
-                Command::Reconfigure(row) => {
-                    if self.engine.contains(row) {
-                        self.reconfigure(row);
-                    } else if self.shares(row) {
-                        self.known(row);
-                    }
-                }
-                Command::Groups(endpoints) => {
-                    let endpoints = &endpoints;
-                    self.handle(Event::Groups { endpoints });
-                }
-                Command::Manual(orders) => {
-                    for (row, order) in orders {
-                        self.order(row, order);
-                    }
-                }
-                Command::Views(reply) => {
-                    let now = clock::now();
-                    let views = self
-                        .engine
-                        .rows()
-                        .filter_map(|row| Some((row, self.engine.view(row, now)?)))
-                        .collect();
-                    let _ = reply.send(views);
-                }
-                Command::Save(most, reply) => {
-                    let _ = reply.send(self.engine.save_all(most));
-                }
-                Command::Restore(breakers, reply) => {
-                    let restored = breakers
-                        .iter()
-                        .filter(|(id, saved)| self.restore(*id, saved));
-                    let _ = reply.send(restored.count());
-                }
-                Command::Forget(mut rows, most, reply) => {
-                    rows.retain(|row| self.engine.evictable(*row));
-                    rows.truncate(most);
-                    for row in &rows {
-                        self.handle(Event::Forget { row: *row });
-                        self.given_way.remove(row);
-                    }
-                    let _ = reply.send(rows);
-                }
-                Command::Found(event) => self.event(&event),
-                Command::Drained {
-                    row,
-                    on_open,
-                    connections,
-                } => self.notify(Notice::Drained(row, on_open, connections)),
-                Command::DialEnded(target, success) => {
-                    if let Some(row) = self.limited.remove(&target)
-                        && success
-                    {
-                        self.table.count_dialled(row);
-                    }
-                    self.handle(Event::DialEnded { target, success });
-                }
-                Command::Traffic(destinations) => {
-                    let now = clock::now();
-                    self.engine.traffic(destinations, now, &mut self.actions);
-                    self.perform(None);
-                }
-                Command::Stop => return true,
-            }
-        }
-        false
-    }
-
-    /// A row's policy or its numbers changed. One that is protected now is given up.
-    fn reconfigure(&mut self, row: RowId) {
-        if !self.configure(row) {
-            let last_seqs = self.table.last_seqs(row.index);
-            self.handle(Event::Reset { row, last_seqs });
-            self.handle(Event::Forget { row });
-        }
-    }
-
-    fn order(&mut self, row: RowId, order: Order) {
-        if !self.known(row) {
-            return;
-        }
-        self.acting = Some((row, order.clone()));
-        let last_seqs = self.table.last_seqs(row.index);
-        match order {
-            Order::Trip(until, _) => self.force(row, true, until),
-            Order::HoldClosed(until, _) => self.force(row, false, until),
-            Order::Lift(_) => self.handle(Event::Lift { row, last_seqs }),
-            Order::Reset(_) => self.handle(Event::Reset { row, last_seqs }),
-        }
-        self.acting = None;
-    }
-
-    fn force(&mut self, row: RowId, trip: bool, until: Nanos) {
-        let last_seqs = self.table.last_seqs(row.index);
-        self.handle(if trip {
-            Event::Trip {
-                row,
-                until,
-                last_seqs,
-            }
-        } else {
-            Event::HoldClosed {
-                row,
-                until,
-                last_seqs,
-            }
-        });
     }
 }
 

@@ -1,9 +1,12 @@
 //! `backstop run`: from the command line to the `ready` line, the loop, and the way out.
 
+mod turns;
+mod usage;
+
 use std::{
     fs,
     io::Write as _,
-    path::{Path, PathBuf},
+    path::PathBuf,
     process::ExitCode,
     sync::{Arc, mpsc as std_mpsc},
     time::Duration,
@@ -15,7 +18,6 @@ use tokio::{
     signal::unix::{SignalKind, signal},
     sync::mpsc,
     task::JoinHandle,
-    time::{MissedTickBehavior, interval},
 };
 
 use super::{
@@ -40,6 +42,7 @@ use crate::{
     cli::{EXIT_DONE, EXIT_FAILED, EXIT_KERNEL, EXIT_USAGE, RunArgs},
     control::{
         api::{self, ConfigAction, Event},
+        client::too_long,
         server::{Limits, serve_control, serve_http},
     },
     hosts::{HostNames, listener, resolver::Found, resolver::Resolver},
@@ -51,13 +54,13 @@ use crate::{
     },
     policy::{self, LogFormat, MAX_POLICIES},
 };
+use turns::{changed, every, finished, prove, reload, watchdog};
+use usage::{Usage, cgroups, writable};
 
 /// Latency histograms to lend to rows.
 const HISTOGRAMS: u32 = 4096;
 /// How often rows, losses, pauses and calls are looked at.
 const TICK: Duration = Duration::from_millis(100);
-/// Longest path of a socket: `sun_path` without its final zero (unix(7)).
-const SOCKET_PATH_BYTES: usize = 107;
 /// So long the start waits for names in the configuration to be looked up.
 const FIRST_NAMES: Duration = Duration::from_secs(2);
 /// So long the end waits for those who follow the events to get the last of them.
@@ -66,11 +69,6 @@ const LAST_LINES: Duration = Duration::from_millis(50);
 const PROVE_EVERY: Duration = Duration::from_secs(30);
 /// How often cgroups are looked for that have vanished or returned.
 const CGROUPS_EVERY: Duration = Duration::from_secs(1);
-
-/// Bad usage or configuration: exit code 2, and the text is all there is to say.
-#[derive(Debug, thiserror::Error)]
-#[error("{0}")]
-struct Usage(String);
 
 /// Runs the agent until it is told to stop; returns the exit code.
 pub fn run(args: RunArgs) -> ExitCode {
@@ -332,6 +330,7 @@ async fn serve(
             return Err(error);
         }
     };
+    node.claim();
     node.waiting.plan(Arc::clone(&node.plan));
     node.ready_at = clock::now();
 
@@ -352,7 +351,7 @@ async fn serve(
         Some(file) => Some(Watch::new(file)?),
         None => None,
     };
-    started(&node, &args, mode, &listening)?;
+    started(&mut node, &args, mode, &listening)?;
     for name in not_found {
         node.found(name);
     }
@@ -465,7 +464,7 @@ async fn first_names(
 }
 
 /// Says that the agent is ready: to whoever reads stdout, to systemd, and in the events.
-fn started(node: &Node, args: &RunArgs, mode: policy::Mode, listening: &str) -> Result<()> {
+fn started(node: &mut Node, args: &RunArgs, mode: policy::Mode, listening: &str) -> Result<()> {
     let cgroups = node
         .cgroups
         .iter()
@@ -498,119 +497,8 @@ fn started(node: &Node, args: &RunArgs, mode: policy::Mode, listening: &str) -> 
         message,
         by: None,
     });
+    node.say_what_is_over();
     Ok(())
-}
-
-fn reload(node: &mut Node) {
-    let _ = sd_notify::notify(&[sd_notify::NotifyState::Reloading]);
-    // Success and failure are events and log lines already.
-    let _ = node.reload(None);
-    let _ = sd_notify::notify(&[sd_notify::NotifyState::Ready]);
-}
-
-/// Tells systemd's watchdog that both the loop and the event thread are alive.
-fn watchdog(node: &Node) {
-    if crate::control::Backend::health(&*node.handle).alive {
-        let _ = sd_notify::notify(&[sd_notify::NotifyState::Watchdog]);
-    }
-}
-
-/// Has canaries prove enforcement, on a thread of their own: a workload can make them wait.
-fn prove(node: &Node) -> JoinHandle<Vec<Proof>> {
-    let (table, hidden, paths) = (
-        Arc::clone(&node.table),
-        node.hidden.clone(),
-        node.attached(),
-    );
-    tokio::task::spawn_blocking(move || {
-        paths
-            .iter()
-            .map(|path| canary::prove(&table, &hidden, path))
-            .collect()
-    })
-}
-
-async fn finished(proofs: &mut Option<JoinHandle<Vec<Proof>>>) -> Vec<Proof> {
-    match proofs {
-        // A panic over there proves nothing.
-        Some(proofs) => proofs.await.unwrap_or_default(),
-        None => std::future::pending().await,
-    }
-}
-
-async fn changed(watch: &mut Option<Watch>) -> Change {
-    match watch {
-        Some(watch) => watch.changed().await,
-        None => std::future::pending().await,
-    }
-}
-
-fn every(period: Duration) -> tokio::time::Interval {
-    let mut interval = interval(period);
-    interval.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    interval
-}
-
-/// Says so if no program could reach a socket of this path, however it was made.
-fn too_long(socket: &Path) -> Option<String> {
-    let bytes = socket.as_os_str().len();
-    (bytes > SOCKET_PATH_BYTES).then(|| {
-        format!(
-            "--socket {}: {bytes} bytes, and no program can connect to a socket whose path is longer than \
-             {SOCKET_PATH_BYTES}; choose a shorter one",
-            socket.display()
-        )
-    })
-}
-
-/// Canonical paths of the cgroups to attach to; one inside another is dropped, because programs
-/// of both would run.
-fn cgroups(wanted: &[PathBuf], mount: &Path) -> Result<Vec<PathBuf>> {
-    if wanted.is_empty() {
-        return Ok(vec![mount.to_owned()]);
-    }
-    let mount = mount.canonicalize().unwrap_or_else(|_| mount.to_owned());
-    let mut paths = Vec::new();
-    for path in wanted {
-        let canonical = path.canonicalize().map_err(|error| {
-            Usage(format!(
-                "--cgroup {}: {error}; give a directory below {}",
-                path.display(),
-                mount.display()
-            ))
-        })?;
-        if !canonical.starts_with(&mount) || !canonical.is_dir() {
-            bail!(Usage(format!(
-                "--cgroup {}: not a directory of the cgroup v2 hierarchy at {}",
-                path.display(),
-                mount.display()
-            )));
-        }
-        paths.push(canonical);
-    }
-    paths.sort();
-    paths.dedup();
-    let all = paths.clone();
-    paths.retain(|path| {
-        let outer = all
-            .iter()
-            .find(|other| *other != path && path.starts_with(other));
-        if let Some(outer) = outer {
-            tracing::warn!(
-                "--cgroup {} lies inside {} and is covered by it; dropped",
-                path.display(),
-                outer.display()
-            );
-        }
-        outer.is_none()
-    });
-    Ok(paths)
-}
-
-fn writable(directory: &Path) -> std::io::Result<()> {
-    let probe = directory.join(".writable");
-    fs::write(&probe, b"")?;
-    fs::remove_file(&probe)
 }
 
 fn logging(format: LogFormat) {

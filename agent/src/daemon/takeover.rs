@@ -68,11 +68,18 @@ impl Live {
     pub async fn find(socket: &Path) -> Result<Option<Self>> {
         let client = Client::new(socket).with_patience(PATIENCE);
         let mut answer = ask(&client).await;
-        if let Err(error) = &answer
+        let deadline = Instant::now() + PATIENCE;
+        let mut is_said = false;
+        while let Err(error) = &answer
             && let Some(ClientError::Broken { .. }) = error.downcast_ref()
+            && Instant::now() < deadline
         {
-            // It may have ended in the middle of its answer: then nobody answers now.
-            tracing::warn!("{error:#}; asking again");
+            // It may have ended in the middle of its answer: then nobody answers soon. (Who is killed closes one
+            // descriptor after the other: a connection, and a moment later the listener.)
+            if !std::mem::replace(&mut is_said, true) {
+                tracing::warn!("{error:#}; asking again");
+            }
+            tokio::time::sleep(LOOK).await;
             answer = ask(&client).await;
         }
         let (handover, document) = match answer {
@@ -87,8 +94,9 @@ impl Live {
                     return Err(error).with_context(|| {
                         format!(
                             "take over from the agent on {}: it is still in charge and nothing has \
-                             changed; if it cannot answer, end it and start without --takeover",
-                            socket.display()
+                             changed; {}",
+                            socket.display(),
+                            remedy(socket)
                         )
                     });
                 }
@@ -170,6 +178,35 @@ impl Live {
             let _ = pidfd_send_signal(&self.process, Signal::KILL);
         }
     }
+}
+
+/// What to do about an agent that cannot be taken over from.
+fn remedy(socket: &Path) -> String {
+    let Some(pid) = listener(socket) else {
+        return "if it cannot answer, end it and start without --takeover".to_owned();
+    };
+    if is_stopped(pid) {
+        // Its heartbeat is old: the kernel refuses nothing for it.
+        format!(
+            "it is process {pid}, which is stopped, so that every connect passes: let it go on (`kill -CONT \
+             {pid}`) and take over again, or end it (`kill -KILL {pid}`) and start without --takeover"
+        )
+    } else {
+        format!("if it cannot answer, end it (it is process {pid}) and start without --takeover")
+    }
+}
+
+/// The process that listens on a socket, if it can be seen from here.
+fn listener(socket: &Path) -> Option<i32> {
+    let stream = std::os::unix::net::UnixStream::connect(socket).ok()?;
+    let peer = rustix::net::sockopt::socket_peercred(&stream).ok()?;
+    Some(peer.pid.as_raw_nonzero().get())
+}
+
+fn is_stopped(pid: i32) -> bool {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+    let state = status.lines().find_map(|line| line.strip_prefix("State:"));
+    state.is_some_and(|state| state.trim_start().starts_with(['T', 't']))
 }
 
 fn is_unreachable<T>(answer: &Result<T>) -> bool {

@@ -287,10 +287,25 @@ impl Node {
             }
             if there.is_some() {
                 match self.kernel.attach(&path) {
-                    Ok(()) => tracing::info!("cgroup {} is attached again", path.display()),
+                    Ok(()) => {
+                        tracing::info!("cgroup {} is attached again", path.display());
+                        self.claim();
+                    }
                     Err(error) => self.safety(format!("{error:#}")),
                 }
             }
+        }
+    }
+
+    /// Says so where another agent is attached to the same control group. To be called when the agent
+    /// before has ended.
+    pub fn claim(&mut self) {
+        for path in self.kernel.claim() {
+            tracing::warn!(
+                "another agent is attached to cgroup {}, too: both count every call, and what either refuses \
+                 is refused; end one of them, or replace it with `backstop run --takeover` on its socket",
+                path.display()
+            );
         }
     }
 

@@ -1,32 +1,31 @@
 //! Rows as `status` shows them.
 
+mod counters;
+mod words;
+
 use std::collections::{HashMap, HashSet};
 
 use agent_common::{
-    OTHER_ROW, Retries, Row as KernelRow, budget,
-    event::{OUTCOME_DEADLINE, OUTCOME_READ_TIMEOUT, OUTCOME_STALL, OUTCOME_WRITE_TIMEOUT},
-    limits,
-    retry::{Counted, NO_LIMIT},
+    OTHER_ROW, Retries, Row as KernelRow, budget, limits,
+    retry::NO_LIMIT,
     row::{ROW_LIMITED, ROW_PROTECTED},
 };
 
 use super::{latency::Latencies, named, orders::Orders, plan::Plan};
 use crate::{
-    control::api::{
-        self, Failures, Held, Latency, Rejections, Retry, RetryPolicy, TimeoutKind, TimeoutsMs,
-        Windows,
-    },
-    core::{
-        BreakerView, Bypass, Floor, HungRule, Nanos, Reason, ReasonKind, RowId, SharedProbe, State,
-        WindowKind, WindowStats,
-        traits::{Facts, learned},
-        window,
-    },
+    control::api::{self, Latency, Retry, RetryPolicy, TimeoutsMs, Windows},
+    core::{BreakerView, Floor, Nanos, RowId, WindowKind, WindowStats, window},
     hosts::HostNames,
     kernel::{Table, cgroup::Names},
-    metrics::{Possible, TIMEOUTS},
     policy::{Destination, KnownName},
 };
+use counters::traits;
+use words::probe;
+
+pub use counters::{
+    failures, firings, held, non_idempotent, possible, rejected, tokens, would_reject,
+};
+pub use words::{bypass, reason, shown, state, timeout_kind, window_kind};
 
 /// What a row of all those without one of their own is called.
 pub const OTHER: &str = "other";
@@ -333,197 +332,5 @@ pub fn workload(id: RowId, row: &KernelRow, names: &mut Names) -> String {
         OTHER.to_owned()
     } else {
         names.name(row.key.cgroup_id, row.last_pid)
-    }
-}
-
-/// Failures by outcome.
-pub fn failures(row: &KernelRow) -> Failures {
-    Failures {
-        refused: row.failed_refused,
-        connect_timeout: row.failed_connect_timeout,
-        unreachable: row.failed_unreachable,
-        reset: row.failed_reset + row.exchange_reset,
-        closed_early: row.exchange_closed_early,
-        gave_up: row.failed_gave_up + row.exchange_gave_up,
-        hung: row.exchange_hung,
-        read_timeout: row.exchange_read_timeout,
-        write_timeout: row.exchange_write_timeout,
-        deadline: u64::from(row.exchange_deadline),
-        status: row.exchange_status,
-        other: row.failed_other + row.exchange_other,
-    }
-}
-
-/// Calls refused, by reason.
-pub fn rejected(row: &KernelRow, retries: &Retries) -> Rejections {
-    Rejections {
-        breaker: row.rejected_breaker,
-        retry_budget: u64::from(retries.rejected_budget),
-        retry_limit: u64::from(retries.rejected_limit),
-        deadline: u64::from(retries.rejected_deadline),
-        limit: row.rejected_limit,
-    }
-}
-
-/// Connects that were made to wait, by reason.
-pub fn held(retries: &Retries) -> Held {
-    Held {
-        backoff: u64::from(retries.held_backoff),
-        spin: u64::from(retries.held_spin),
-    }
-}
-
-/// Calls that observe mode let pass, by reason.
-pub fn would_reject(row: &KernelRow, retries: &Retries) -> Rejections {
-    Rejections {
-        breaker: row.would_reject_breaker,
-        retry_budget: u64::from(retries.would_budget),
-        retry_limit: u64::from(retries.would_limit),
-        deadline: u64::from(retries.would_deadline),
-        limit: row.would_reject_limit,
-    }
-}
-
-/// Retries of requests that are not idempotent: passed, refused, and such as observe mode let pass.
-pub fn non_idempotent(retries: &Retries) -> [u64; 3] {
-    let not_let_pass = retries.refused + retries.would_refuse;
-    let passed = retries.non_idempotent.saturating_sub(not_let_pass);
-    [passed, retries.refused, retries.would_refuse].map(u64::from)
-}
-
-/// Retries that a row's budget still allows; `None`: it has none.
-pub fn tokens(plan: &Plan, row: &KernelRow, retries: Retries, now: Nanos) -> Option<u64> {
-    let policy = plan.retry(row.settings.policy);
-    if policy.scale == 0 {
-        return None;
-    }
-    let counted = Counted {
-        retries,
-        attempts: budget::calls(row.attempts, retries.spent, row.responses),
-    };
-    budget::left(
-        &counted,
-        budget::epoch(now.0, policy.scale),
-        policy.budget(),
-    )
-}
-
-/// What can happen to the calls of a row only because its policy asks for it.
-pub fn possible(plan: &Plan, row: &KernelRow) -> Possible {
-    let policy = row.settings.policy;
-    if row.settings.flags & ROW_PROTECTED != 0 {
-        return Possible::default();
-    }
-    let waits = plan.waits(policy);
-    Possible {
-        read: waits.read.is_some(),
-        write: waits.write.is_some(),
-        stall: waits.stall.is_some(),
-        deadline: waits.deadline.is_some(),
-        hung: plan.breaker(policy).hung != HungRule::Off,
-        limit: row.settings.flags & ROW_LIMITED != 0,
-    }
-}
-
-/// How often each of our timeouts has ended a connection.
-pub fn firings(row: &KernelRow) -> [u64; TIMEOUTS.len()] {
-    TIMEOUTS.map(|kind| match kind {
-        TimeoutKind::Connect => row.timeouts_connect,
-        TimeoutKind::Read => u64::from(row.fired_read),
-        TimeoutKind::Write => u64::from(row.fired_write),
-        TimeoutKind::Stall => u64::from(row.fired_stall),
-        TimeoutKind::Deadline => u64::from(row.fired_deadline),
-        // The kernel's own, and not told apart there.
-        TimeoutKind::Keepalive => 0,
-    })
-}
-
-/// What is learned of a row's destination.
-fn traits(row: &KernelRow) -> Vec<String> {
-    let facts = Facts {
-        responses: row.responses,
-        unanswered: row.exchange_gave_up + row.exchange_abandoned,
-        broken: row.exchange_reset + row.exchange_closed_early,
-        longest: Nanos(row.response_latency_max_us.saturating_mul(1000)),
-        greets: KernelRow::greets(row.greeted, row.spoke_first),
-        tickets: u64::from(row.ticket_connections),
-    };
-    learned(&facts)
-        .map(|learned| learned.name().to_owned())
-        .collect()
-}
-
-/// Which timeout an outcome is of.
-pub fn timeout_kind(outcome: u32) -> TimeoutKind {
-    match outcome {
-        OUTCOME_READ_TIMEOUT => TimeoutKind::Read,
-        OUTCOME_WRITE_TIMEOUT => TimeoutKind::Write,
-        OUTCOME_STALL => TimeoutKind::Stall,
-        OUTCOME_DEADLINE => TimeoutKind::Deadline,
-        _ => TimeoutKind::Connect,
-    }
-}
-
-/// The state that a row is in: one that follows a half-open breaker is half-open, too.
-pub fn shown(view: &BreakerView) -> api::State {
-    match view.shared_probe {
-        Some(_) if view.state == State::Open => api::State::HalfOpen,
-        _ => state(view.state),
-    }
-}
-
-/// What becomes of the next connect, while half-open.
-fn probe(view: &BreakerView) -> Option<api::Probe> {
-    match (view.shared_probe, view.state) {
-        (Some(SharedProbe::Free), State::Open) => Some(api::Probe::Free),
-        (Some(SharedProbe::Taken), State::Open) => Some(api::Probe::TakenElsewhere),
-        (None, State::HalfOpen) if view.awaits_probe => Some(api::Probe::Free),
-        (None, State::HalfOpen) => Some(api::Probe::Taken),
-        _ => None,
-    }
-}
-
-/// A core state in the words of the interface.
-pub fn state(state: State) -> api::State {
-    match state {
-        State::Closed => api::State::Closed,
-        State::Open => api::State::Open,
-        State::HalfOpen => api::State::HalfOpen,
-        State::ForcedOpen => api::State::ForcedOpen,
-        State::ForcedClosed => api::State::ForcedClosed,
-    }
-}
-
-/// Why a breaker is bypassed, in the words of the interface.
-pub fn bypass(bypass: Bypass) -> api::Bypass {
-    match bypass {
-        Bypass::Correlated => api::Bypass::Correlated,
-        Bypass::MaxOpenShare => api::Bypass::MaxOpenShare,
-    }
-}
-
-/// A core reason in the words of the interface.
-pub fn reason(reason: Reason) -> api::Reason {
-    api::Reason {
-        window: window_kind(reason.window),
-        kind: match reason.kind {
-            ReasonKind::FailureRate => api::ReasonKind::FailureRate,
-            ReasonKind::ConsecutiveFailures => api::ReasonKind::ConsecutiveFailures,
-            ReasonKind::SlowCallRate => api::ReasonKind::SlowCallRate,
-            ReasonKind::ProbeFailed => api::ReasonKind::ProbeFailed,
-            ReasonKind::Manual => api::ReasonKind::Manual,
-            ReasonKind::None => api::ReasonKind::None,
-        },
-        value: reason.value,
-        threshold: reason.threshold,
-    }
-}
-
-/// A window in the words of the interface.
-pub fn window_kind(kind: WindowKind) -> api::Window {
-    match kind {
-        WindowKind::Connects => api::Window::Connects,
-        WindowKind::Exchanges => api::Window::Exchanges,
-        WindowKind::None => api::Window::None,
     }
 }

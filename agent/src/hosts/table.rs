@@ -14,6 +14,8 @@
 //! *Bounds.* [`MOST_PER_NAMESPACE`] names of addresses in a namespace, [`MOST`] in all, [`MOST_NAMES`] for one
 //! address. Beyond that the addresses heard of longest ago are forgotten.
 
+mod kept;
+
 use std::{
     collections::{HashMap, HashSet},
     net::IpAddr,
@@ -23,6 +25,8 @@ use std::{
 
 use super::Answer;
 use crate::{core::Nanos, policy::KnownName};
+
+pub use kept::Told;
 
 /// The namespace of what holds in all of them; no namespace has this cookie.
 pub const EVERYWHERE: u64 = 0;

@@ -2,8 +2,9 @@
 #![no_main]
 
 use agent_common::{
-    classify::{self, Answer, HEAD},
+    classify::{self, HEAD},
     http::{self, Search},
+    reply::{self, Answer},
     request,
 };
 use libfuzzer_sys::fuzz_target;
@@ -24,10 +25,10 @@ fuzz_target!(|data: &[u8]| {
     ] {
         let first = classify::protocol(&head, length as usize);
         assert!(first != 0 && first < 8, "{first}");
-        let answer = classify::answer(&head, protocol, length);
+        let answer = reply::answer(&head, protocol, length);
         assert!(answer != Answer::UnavailableForNow);
         assert!(!(answer.is_failure() && answer.is_throttled()));
-        if protocol > classify::LAST_WITH_STATUS {
+        if protocol > reply::LAST_WITH_STATUS {
             assert_eq!(answer, Answer::Plain);
         }
         let _ = classify::begins_tls(&head, length);

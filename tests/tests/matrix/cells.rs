@@ -218,9 +218,10 @@ pub fn server_addresses() -> String {
     batch
 }
 
-/// A policy for each timeout. No breaker: this is about time alone.
+/// A policy for each timeout. No breaker, and no limit of retries, which a call that is made again would be taken
+/// for: this is about time alone.
 pub fn policies() -> String {
-    let mut config = String::from("[defaults]\nbreaker = \"off\"\n");
+    let mut config = String::from("[defaults]\nbreaker = \"off\"\nretry = \"off\"\n");
     for kind in Kind::ALL {
         for (step, ms) in VALUES_MS.into_iter().enumerate() {
             let cell = |family| Cell {

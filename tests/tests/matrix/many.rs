@@ -52,7 +52,7 @@ pub fn start(
             other => panic!("{other:?} makes one call"),
         };
         let program = program.in_cgroup(group).in_netns(namespace).fed();
-        let mut process = program.within(Duration::from_secs(60)).spawn();
+        let mut process = program.within(Duration::from_secs(120)).spawn();
         let output = BufReader::new(process.stdout.take().expect("piped"));
         callers.push(Caller {
             process,

@@ -16,7 +16,7 @@ use super::cells::{Cell, Kind, is_postgres, kind_of};
 /// How often is looked whether the data of a peer that writes still moves, ns.
 const LOOK_EVERY: i64 = 20_000_000;
 /// No client waits for longer.
-const LONGEST: Duration = Duration::from_secs(30);
+const LONGEST: Duration = Duration::from_secs(60);
 
 /// A connection that has ended.
 #[derive(Clone, Copy, Debug)]

@@ -150,7 +150,7 @@ fn path(cell: Cell) -> String {
 /// What nginx answers in the server's place.
 fn through_nginx(cell: Cell) -> String {
     let mut stream = TcpStream::connect(NGINX).expect("nginx listens");
-    let limit = Some(Duration::from_secs(20));
+    let limit = Some(Duration::from_secs(60));
     stream.set_read_timeout(limit).expect("set the timeout");
     let body = vec![b'x'; if cell.kind == Kind::Write { LARGE } else { 0 }];
     let (path, length) = (path(cell), body.len());

@@ -56,15 +56,16 @@ fn waits_of_25_seconds_are_healthy() {
     });
     postgres.serving();
 
-    let query = postgres.query("select pg_sleep(25)").spawn();
-    let worker = redis.cli(&["blpop", "nothing", "25"]).within(START).spawn();
+    let most = 5 * START;
+    let query = postgres.query("select pg_sleep(25)").within(most).spawn();
+    let worker = redis.cli(&["blpop", "nothing", "25"]).within(most).spawn();
     let curl = Program::new("curl").args(["-q", "-sS", &format!("http://{TO}/")]);
-    let curl = poll.client(curl).within(START).spawn();
+    let curl = poll.client(curl).within(most).spawn();
     for agent in &agents {
         agent.wait_row(DESTINATION, "waiting", |row| row["in_flight"] == 1);
     }
     // Others are answered meanwhile on one of them.
-    let pings = redis.cli(&["-r", "50", "-i", "0.5", "ping"]).within(START);
+    let pings = redis.cli(&["-r", "50", "-i", "0.5", "ping"]).within(most);
     assert_eq!(pings.run().good(), "PONG\n".repeat(50));
     ends_well(&agents[0], query, "\n");
     ends_well(&agents[1], worker, "\n");

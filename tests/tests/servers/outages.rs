@@ -3,7 +3,7 @@
 
 use std::{
     fs,
-    io::{BufRead as _, BufReader, Write as _},
+    io::{BufRead as _, BufReader, Read as _, Write as _},
     net::TcpStream,
     path::PathBuf,
     time::{Duration, Instant},
@@ -24,11 +24,12 @@ use tests::{
 
 use crate::postgres::{self, Postgres};
 
-/// Short, so that a call to a dead server does not take the test's time.
+/// Short, so that a call to a dead server does not take the test's time; and longer than an answer takes on a
+/// busy machine.
 const CONFIG: &str = r#"
 [defaults.timeouts]
-connect = "500ms"
-read = "500ms"
+connect = "1s"
+read = "1s"
 [defaults.breaker]
 cooldown = "1s"
 "#;
@@ -37,8 +38,9 @@ cooldown = "1s"
 /// call need as many calls as half of a window of ten takes.
 const CALLS: usize = 12;
 
-/// With redial, or after a cooldown of a second; on a machine that has much else to do.
-const BACK_IN_USE: Duration = Duration::from_secs(10);
+/// With redial, or after a cooldown of a second; on a machine that has much else to do. (What fails
+/// meanwhile doubles the cooldown.)
+const BACK_IN_USE: Duration = Duration::from_secs(120);
 
 /// A server that can go and come.
 trait Service {
@@ -185,8 +187,14 @@ fn one<S: Service + ?Sized>(
 ) -> String {
     let what = way.what;
     service.serving();
-    let (finished, good) = call(service);
-    assert!(good, "{what}, before: {finished}");
+    // A call may take longer than the timeout, where a machine is very busy.
+    wait::until("a good call", START, || {
+        let (finished, good) = call(service);
+        if !good {
+            eprintln!("{what}, before: {finished}");
+        }
+        (good && agent.row(DESTINATION)["state"] == "closed").then_some(())
+    });
     let before = agent.wait_row(DESTINATION, "quiet", |row| row["in_flight"] == 0);
     (way.goes)(service);
     let calls = (1..=CALLS)
@@ -196,8 +204,13 @@ fn one<S: Service + ?Sized>(
             agent.row(DESTINATION)["state"] != "closed"
         })
         .unwrap_or_else(|| panic!("{what}: {:#}", agent.row(DESTINATION)));
-    let opened = events.wait_breaker(DESTINATION, "open");
-    assert_eq!(opened["reason"]["window"], way.window, "{what}: {opened}");
+    // (Where a machine is very busy, it may have opened before, on calls that took too long.)
+    events.wait(&format!("{what}: open on {}", way.window), |event| {
+        event["kind"] == "breaker"
+            && event["destination"] == DESTINATION
+            && event["to"] == "open"
+            && event["reason"]["window"] == way.window
+    });
     let row = agent.row(DESTINATION);
     let counted = failures(&row, way.failures) - failures(&before, way.failures);
     assert!(counted >= 5, "{what}: {row:#}");
@@ -331,6 +344,16 @@ impl Service for Cache {
     }
 }
 
+/// A connection that is one of the server's clients.
+fn admitted_by_redis() -> Option<TcpStream> {
+    let mut stream = TcpStream::connect(TO).expect("a connection");
+    let mut answer = [0; 5];
+    // One that is refused may be reset, too.
+    stream.write_all(b"PING\r\n").ok()?;
+    stream.read_exact(&mut answer).ok()?;
+    (answer == *b"+PONG").then_some(stream)
+}
+
 fn redis_cli(command: &[&str]) -> Program {
     let to = ["-h", "10.77.0.2", "-p", "8080"];
     Program::new("redis-cli").args(to).args(command)
@@ -357,8 +380,13 @@ fn redis_goes_away() {
         Way {
             what: "has too many clients",
             goes: |cache: &mut Cache| {
-                let dial = |_| TcpStream::connect(TO).expect("a connection");
-                cache.holders = cache.place.net.client.enter(|| (0..10).map(dial).collect());
+                let client = &cache.place.net.client;
+                // One more each time: a holder may itself have been refused, while a client before it
+                // was not gone yet. Each is told so, or answered.
+                wait::until("all to be taken", START, || {
+                    cache.holders.extend(client.enter(admitted_by_redis));
+                    (cache.holders.len() == 10).then_some(())
+                });
             },
             returns: |cache| cache.holders.clear(),
             window: "exchanges",
@@ -417,6 +445,25 @@ impl Database {
     }
 }
 
+/// A connection that the server is ready to take a query from.
+fn admitted_by_postgres(startup: &[u8]) -> Option<TcpStream> {
+    let mut stream = TcpStream::connect(TO).expect("a connection");
+    stream.write_all(startup).ok()?;
+    // Messages: a letter, and how long the rest is; `E` refuses, `Z` is ready.
+    loop {
+        let mut head = [0; 5];
+        stream.read_exact(&mut head).ok()?;
+        let [letter, length @ ..] = head;
+        let rest = u32::from_be_bytes(length) as usize - 4;
+        stream.read_exact(&mut vec![0; rest]).ok()?;
+        match letter {
+            b'E' => return None,
+            b'Z' => return Some(stream),
+            _ => {}
+        }
+    }
+}
+
 const FILL: &str = "select repeat('x', 1000) from generate_series(1, 100)";
 
 impl Service for Database {
@@ -467,16 +514,13 @@ fn postgres_goes_away() {
                 // A startup message: its length, version 3.0, who and where.
                 let body = b"\0\x03\0\0user\0tester\0database\0postgres\0\0";
                 let message = [&(4 + body.len() as u32).to_be_bytes()[..], body].concat();
-                let dial = |_| {
-                    let mut stream = TcpStream::connect(TO).expect("a connection");
-                    stream.write_all(&message).expect("ask to be let in");
-                    stream
-                };
-                let net = &database.postgres.place.net.client;
-                database.holders = net.enter(|| (0..3).map(dial).collect());
+                // One more each time: a holder may itself have been refused, while the backend of
+                // a query before it was not gone yet.
+                let client = &database.postgres.place.net.client;
                 wait::until("all to be taken", START, || {
-                    let refused = database.postgres.ask_outside("select 1");
-                    refused.stderr.contains("too many").then_some(())
+                    let admitted = client.enter(|| admitted_by_postgres(&message));
+                    database.holders.extend(admitted);
+                    (database.holders.len() == 3).then_some(())
                 });
             },
             returns: |database| database.holders.clear(),

@@ -119,6 +119,7 @@ impl Postgres {
         agent.wait_row(DESTINATION, "queries that run", |row| {
             row["in_flight"] == count && row["responses"] == told
         });
+        self.place.read_all();
     }
 
     fn sleepers_end(&mut self) -> Vec<Finished> {
@@ -133,10 +134,12 @@ impl Postgres {
     fn backends(&self) -> Vec<i32> {
         let query = "select pid from pg_stat_activity where query like '%sleeper%' \
                      and pid <> pg_backend_pid() and state = 'active'";
-        let said = self.ask_outside(query).good();
-        said.lines()
-            .map(|pid| pid.parse().expect("a pid"))
-            .collect()
+        wait::until("a query that runs", START, || {
+            let said = self.ask_outside(query).good();
+            let pid = |line: &str| line.parse().expect("a pid");
+            let pids: Vec<i32> = said.lines().map(pid).collect();
+            (!pids.is_empty()).then_some(pids)
+        })
     }
 
     pub fn signal(&self, signal: Signal) {

@@ -245,7 +245,7 @@ fn loading() {
     let mut redis = Redis::start("redis-loading", &[]);
     redis.place.listening();
     // Outside the agent's time: nobody counts these.
-    redis.says(&["debug", "populate", "2000", "key", "200"], "OK");
+    redis.says(&["debug", "populate", "20000", "key", "200"], "OK");
     redis.says(&["save"], "OK");
     redis.signal(Signal::KILL);
     redis.ended();

@@ -14,7 +14,7 @@ use backstop::sockets::{
 use tests::{cgroup::TestCgroup, interpreter::Interpreter, net::Namespace, wait};
 
 /// Longest wait for something that takes microseconds.
-pub const SOON: Duration = Duration::from_secs(10);
+pub const SOON: Duration = wait::LONGEST;
 
 /// A namespace with a listener on loopback, and a program.
 pub struct Scene {

@@ -69,7 +69,8 @@ fn the_next_recv_ends_in_time() {
     assert_eq!(scene.python.errno("s.recv(1)"), EAGAIN);
     let took = scene.python.value("time.monotonic() - began");
     let took = Duration::from_secs_f64(took.as_f64().expect("seconds"));
-    assert!((LIMIT..LIMIT * 3).contains(&took), "{took:?}");
+    // (Without the option it would never end.)
+    assert!(took >= LIMIT, "{took:?}");
     assert!(at(&scene, &target, |socket| socket.give_back(&given)));
     assert_eq!(
         scene.python.value("s.getsockopt(1, 20, 16).hex()"),

@@ -16,13 +16,14 @@ const BINARY: &str = "backstop-ebpf";
 pub const TARGET: &str = "bpfel-unknown-none";
 
 /// Flags that shape the object.
-pub const FLAGS: [&str; 4] = [
+pub const FLAGS: [&str; 5] = [
     // The layout of the registers that tracing programs see; the hooks used here are the same on
     // all machines, but the bindings want one named.
     "--cfg=bpf_target_arch=\"x86_64\"",
     // BTF is made from debug information.
     "-Cdebuginfo=2",
     "-Clink-arg=--btf",
+    "-Clink-arg=--disable-expand-memcpy-in-order",
     // Atomic operations that return a value (kernel 5.12); the default only has XADD.
     "-Ctarget-cpu=v3",
 ];

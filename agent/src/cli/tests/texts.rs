@@ -340,11 +340,16 @@ fn events_of_orders_say_who() {
         ),
         (
             order(OrderAction::Reset, None, 4, 1),
-            "reset by uid 0, pid 7 (backstop, from bash 6): 1 order taken back, 4 rows closed",
+            "reset by uid 0, pid 7 (backstop, from bash 6), 1 order taken back: 4 rows",
         ),
         (
             order(OrderAction::TimeOver, None, 4, 0),
             "the time of the order by uid 0, pid 7 (backstop, from bash 6) is over: 4 rows",
+        ),
+        (
+            order(OrderAction::TimeOver, Some(NOW), 0, 0),
+            "the time of the order by uid 0, pid 7 (backstop, from bash 6) was over at 11-28 12:03:04.123 \
+             UTC, while no agent ran: 0 rows",
         ),
     ];
     for (line, what) in said {

@@ -132,7 +132,7 @@ pub enum Event {
         destination: String,
         /// `None`: all workloads.
         workload: Option<String>,
-        /// Given: when it ends by itself.
+        /// Given: when it ends by itself. Over: when that was, if no agent ran then.
         until: Option<Timestamp>,
         /// Rows that it concerned at that moment.
         rows: u64,

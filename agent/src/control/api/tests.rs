@@ -438,6 +438,13 @@ fn workloads_that_cannot_be() {
         );
         assert!(message.len() < 400, "{message}");
     }
+    assert_eq!(check_order_workload("system.slice/a-1.service"), Ok(()));
+    assert!(check_order_workload("a/").is_err());
+    for pattern in ["*", "*/billing-*", "a?"] {
+        assert_eq!(check_workload(pattern), Ok(()));
+        let message = check_order_workload(pattern).unwrap_err();
+        assert!(message.contains("is a pattern"), "{message}");
+    }
 }
 
 #[test]

@@ -121,6 +121,7 @@ impl Backend for Fake {
             Ok(ManualResult {
                 rows: 2,
                 taken_back: u64::from(action == Manual::Reset),
+                closed_already: 0,
                 left: Vec::new(),
             })
         })

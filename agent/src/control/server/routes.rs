@@ -18,7 +18,8 @@ use crate::control::{
     Caller, Manual,
     api::{
         ApiError, ConfigView, ErrorBody, Explanation, Handover, MANUAL_DEFAULT, ManualResult,
-        PauseResult, Peer, ReloadResult, StatusEnvelope, check_workload, parse_for,
+        PauseResult, Peer, ReloadResult, StatusEnvelope, check_order_workload, check_workload,
+        parse_for,
     },
 };
 
@@ -270,7 +271,8 @@ impl Shared {
         by: Peer,
     ) -> Result<Json<ManualResult>, ApiError> {
         if let Some(workload) = &workload {
-            check_workload(workload).map_err(|e| ApiError::BadRequest(format!("workload: {e}")))?;
+            check_order_workload(workload)
+                .map_err(|e| ApiError::BadRequest(format!("workload: {e}")))?;
         }
         let shown = workload.as_deref().unwrap_or("all").to_owned();
         let asked = self

@@ -95,7 +95,10 @@ async fn destinations_are_percent_decoded_and_brackets_allowed() {
             encode(destination)
         );
         let body = served.client.post(&target).await.unwrap();
-        assert_eq!(body, "{\"rows\":2,\"taken_back\":0,\"left\":[]}");
+        assert_eq!(
+            body,
+            "{\"rows\":2,\"taken_back\":0,\"closed_already\":0,\"left\":[]}"
+        );
         let asked = backend.asked().pop().unwrap();
         assert_eq!(asked, format!("{destination} Some(\"a/b\") Trip(90s)"));
     }

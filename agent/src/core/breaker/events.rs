@@ -217,7 +217,11 @@ impl Breaker {
     }
 
     /// Too many endpoints of its name refuse, and this one is to be the one less.
-    pub(in crate::core) fn bypass(&mut self, group: Full, step: &mut Step<'_>) {
+    pub(in crate::core) fn give_way(&mut self, group: Full, step: &mut Step<'_>) {
+        if self.ramps() {
+            self.end_ramp(step);
+            return;
+        }
         self.close(None, Nanos::ZERO, step);
         self.bypassed = Some(Bypass::MaxOpenShare);
         step.out.push(Action::Bypassed {

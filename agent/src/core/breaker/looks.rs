@@ -3,6 +3,7 @@
 use agent_common::CallWindow;
 
 use super::{Breaker, Server};
+use crate::core::groups::Refusal;
 use crate::core::hints::is_shared;
 use crate::core::window::{WindowStats, evaluate_since};
 use crate::core::{BreakerView, Bypass, DialTarget, Floor, Nanos, RowId, State, WindowKind};
@@ -14,6 +15,16 @@ impl Breaker {
 
     pub(in crate::core) fn target(&self) -> DialTarget {
         self.target
+    }
+
+    /// As its groups count it.
+    pub(in crate::core) fn refusal(&self) -> Refusal {
+        match self.state {
+            State::Open | State::HalfOpen => Refusal::Own,
+            State::Closed if self.ramps() => Refusal::Own,
+            State::ForcedOpen => Refusal::Ordered,
+            State::Closed | State::ForcedClosed => Refusal::None,
+        }
     }
 
     pub(in crate::core) fn since(&self) -> Nanos {

@@ -94,9 +94,10 @@ impl Breaker {
         end.min(self.until)
     }
 
-    /// With a ramp of that length; zero: none.
+    /// With a ramp of that length; zero: none. Nor is there one where the other endpoints of its name
+    /// leave no room for it.
     pub(super) fn close(&mut self, last_seqs: Option<[u64; 2]>, ramp: Nanos, step: &mut Step<'_>) {
-        self.until = if ramp > Nanos::ZERO {
+        self.until = if ramp > Nanos::ZERO && step.full.is_none() {
             step.now + ramp
         } else {
             Nanos::ZERO

@@ -10,7 +10,8 @@ impl Engine {
     pub(super) fn regroup(&mut self, endpoints: &[Endpoint], out: &mut Vec<Action>) {
         let mut touched = BTreeSet::new();
         for endpoint in endpoints {
-            let refusal = self.state(endpoint.row).map(Refusal::of);
+            let slot = self.slot(endpoint.row);
+            let refusal = slot.map(|slot| slot.breaker.refusal());
             touched.extend(self.groups.leave(endpoint.row.index));
             self.groups.set(endpoint, refusal.unwrap_or_default());
             touched.extend(self.groups.of(endpoint.row.index));
@@ -27,11 +28,11 @@ impl Engine {
         }
     }
 
-    /// Closes what is open beyond the share of its group, those first that opened last.
+    /// Lets pass what refuses beyond the share of its group: first what ramps, then what opened last.
     pub(super) fn keep_shares(&mut self, groups: &[GroupId], out: &mut Vec<Action>) {
         for &id in groups {
             while let Some((index, group)) = self.beyond_share(id) {
-                self.step_index(index, out, |b, step| b.bypass(group, step));
+                self.step_index(index, out, |b, step| b.give_way(group, step));
             }
         }
     }
@@ -39,12 +40,14 @@ impl Engine {
     fn beyond_share(&self, id: GroupId) -> Option<(u32, Full)> {
         let open = self.groups.members(id).filter_map(|(index, group)| {
             let breaker = &self.breakers.get(&index)?.breaker;
-            let own = matches!(breaker.state(), State::Open | State::HalfOpen);
             let most = may_be_open(group.of, breaker.max_open_share());
-            (own && group.open > most).then_some((breaker.since(), index, group))
+            let (ramps, of) = (breaker.ramps(), group.of);
+            let open = if ramps { group.any } else { group.own };
+            let gives_way = breaker.refusal() == Refusal::Own && open > most;
+            gives_way.then_some((ramps, breaker.since(), index, Full { open, of }))
         });
-        let last = open.max_by_key(|(since, index, _)| (*since, *index))?;
-        Some((last.1, last.2))
+        let last = open.max_by_key(|(ramps, since, index, _)| (*ramps, *since, *index))?;
+        Some((last.2, last.3))
     }
 
     /// The row that another one follows.

@@ -102,6 +102,36 @@ impl Endpoints {
         self.engine.state(row(index)).unwrap_or(State::Closed)
     }
 
+    /// So many probes of a half-open row succeed.
+    fn probes_succeed(&mut self, index: u32, times: u32) {
+        for _ in 0..times {
+            let view = self.engine.view(row(index), self.now).expect("a breaker");
+            let last_seqs = self.last_seqs(index);
+            self.handle(Event::ProbeEnded {
+                row: row(index),
+                generation: view.generation,
+                outcome: ProbeOutcome::Success,
+                last_seqs,
+            });
+        }
+    }
+
+    /// An open row closes by a redial and its probes.
+    fn heal(&mut self, index: u32) {
+        self.handle(Event::DialEnded {
+            target: target(0x0a00_0001 + index),
+            success: true,
+        });
+        assert_eq!(self.state(index), State::HalfOpen);
+        self.probes_succeed(index, 2);
+        assert_eq!(self.state(index), State::Closed);
+    }
+
+    fn ramps(&self, index: u32) -> bool {
+        let view = self.engine.view(row(index), self.now);
+        view.is_some_and(|view| view.ramp_until.is_some())
+    }
+
     fn open(&self) -> Vec<u32> {
         (0..self.rings.len() as u32)
             .filter(|index| self.state(*index) == State::Open)
@@ -191,6 +221,63 @@ fn half_open_counts_as_open() {
         last_seqs,
     });
     assert_eq!(two.open(), [0]);
+}
+
+/// One that has just closed refuses a share: were the other one to open meanwhile, both would refuse.
+#[test]
+fn one_that_ramps_keeps_its_place() {
+    let mut two = Endpoints::of_one_name(2);
+    two.fail(0, 5);
+    two.heal(0);
+    assert!(two.ramps(0));
+    two.fail(1, 5);
+    assert_eq!((two.open(), two.bypassed()), (vec![], vec![1]));
+    assert_eq!(two.said(), [(1, Full { open: 1, of: 2 })]);
+    // It may open again itself,
+    two.fail(0, 5);
+    assert_eq!((two.open(), two.bypassed()), (vec![0], vec![1]));
+    // and when its ramp is over, the other one may.
+    two.heal(0);
+    two.now = two.now + secs(2);
+    two.handle(Event::Deadline);
+    assert!(!two.ramps(0));
+    two.fail(1, 1);
+    assert_eq!((two.open(), two.bypassed()), (vec![1], vec![]));
+}
+
+#[test]
+fn a_ramp_gives_way_first() {
+    // A name that is heard late: one is open, another one has just closed.
+    let mut two = Endpoints::unnamed(2);
+    two.fail(0, 5);
+    two.now = two.now + secs(1);
+    two.fail(1, 5);
+    two.heal(0);
+    assert!(two.ramps(0));
+    two.out.clear();
+    two.tell(&[0, 1].map(|index| endpoint(index, &[1], 2)));
+    assert_eq!((two.open(), two.ramps(0)), (vec![1], false));
+    assert_eq!(two.said(), [], "it has closed already");
+    assert!(two.out.iter().any(|action| matches!(
+        action,
+        Action::SetVerdict { row, verdict, .. }
+            if row.index == 0 && verdict.state == State::Closed.verdict_state()
+    )));
+    // An operator takes one of two away while the other one ramps, or is about to.
+    for in_the_ramp in [true, false] {
+        let mut two = Endpoints::of_one_name(2);
+        two.fail(0, 5);
+        if in_the_ramp {
+            two.heal(0);
+            assert!(two.ramps(0));
+            two.trip(1);
+        } else {
+            two.trip(1);
+            two.heal(0);
+        }
+        assert_eq!(two.state(0), State::Closed);
+        assert!(!two.ramps(0), "{in_the_ramp}");
+    }
 }
 
 #[test]
@@ -464,11 +551,17 @@ impl Known {
                 .filter(|(_, names)| names.contains(&name))
                 .map(|(index, _)| *index)
                 .collect();
-            let is_open =
-                |index: &&u32| matches!(endpoints.state(**index), State::Open | State::HalfOpen);
-            let open = members.iter().filter(is_open).count();
+            let is_own = |index: u32| {
+                matches!(endpoints.state(index), State::Open | State::HalfOpen)
+                    || endpoints.ramps(index)
+            };
+            let count = |is: &dyn Fn(u32) -> bool| members.iter().filter(|i| is(**i)).count();
+            let own = count(&is_own);
+            let any = count(&|index| is_own(index) || endpoints.state(index).refuses());
             for index in &members {
-                let own = matches!(endpoints.state(*index), State::Open | State::HalfOpen);
+                // A ramp makes room for an operator's word.
+                let open = if endpoints.ramps(*index) { any } else { own };
+                let own = is_own(*index);
                 let Some(Some(share)) = self.shares.get(index).filter(|_| own) else {
                     continue;
                 };

@@ -3,6 +3,7 @@
 use std::{
     fs,
     io::{BufWriter, Read as _, Write as _},
+    net::{IpAddr, Ipv6Addr},
     path::{Path, PathBuf},
     sync::Arc,
 };
@@ -13,15 +14,17 @@ use serde::{Deserialize, Serialize};
 use crate::{
     control::api::{Bypass, Reason, ReasonKind, State, Timestamp, Window},
     core::{self, Nanos, Saved},
-    policy::DestinationArg,
+    hosts::table::Told,
+    policy::{self, Destination, DestinationArg},
 };
 
 /// The form below; another one is set aside.
-const VERSION: u32 = 2;
-/// The form before it is read, too: it lacks `bypassed`, and its manual states mean the same.
+const VERSION: u32 = 3;
+/// Those before it are read, too: the first lacks `bypassed`, and both lack `names`. What they have means
+/// the same.
 const OLDEST: u32 = 1;
 
-/// A file that is larger is none of ours: so many breakers with full windows take 18 MiB.
+/// A file that is larger is none of ours: so many breakers with full windows and so many names take 24 MiB.
 const LARGEST: u64 = 32 << 20;
 
 /// Breakers that are kept, those first that are not closed. Bounds the file, and what it takes to
@@ -44,6 +47,56 @@ pub struct Document {
     pub breakers: Vec<Kept>,
     /// Manual states.
     pub manual: Vec<Manual>,
+    /// What programs were told about names.
+    #[serde(default)]
+    pub names: Vec<Name>,
+}
+
+/// [`Told`]: a name of an address, in one network namespace.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+#[expect(missing_docs, reason = "each is a field of `Told`")]
+pub struct Name {
+    pub name: String,
+    pub address: IpAddr,
+    pub netns_cookie: u64,
+    pub asked: bool,
+    pub since_ns: u64,
+    pub seen_ns: u64,
+    pub until_ns: u64,
+    pub newest_ns: u64,
+}
+
+impl From<&Told> for Name {
+    fn from(told: &Told) -> Self {
+        Self {
+            name: told.name.to_string(),
+            address: Ipv6Addr::from(told.addr).to_canonical(),
+            netns_cookie: told.netns,
+            asked: told.asked,
+            since_ns: told.since.0,
+            seen_ns: told.seen.0,
+            until_ns: told.until.0,
+            newest_ns: told.newest.0,
+        }
+    }
+}
+
+impl Name {
+    /// `None` where it is no name that a host can have.
+    pub fn told(&self) -> Option<Told> {
+        let name = policy::host_name(&self.name)?;
+        Some(Told {
+            netns: self.netns_cookie,
+            addr: Destination::new(self.address, 0, 0).addr_bytes(),
+            name: name.into(),
+            asked: self.asked,
+            since: Nanos(self.since_ns),
+            seen: Nanos(self.seen_ns),
+            until: Nanos(self.until_ns),
+            newest: Nanos(self.newest_ns),
+        })
+    }
 }
 
 /// A breaker and its windows.
@@ -195,7 +248,7 @@ impl Document {
         (OLDEST..=VERSION).contains(&self.version)
     }
 
-    /// Names that manual states are for.
+    /// Names that manual states are for, not those that programs were told.
     pub fn names(&self) -> Vec<Arc<str>> {
         let names =
             self.manual
@@ -205,11 +258,6 @@ impl Document {
                     DestinationArg::Address(_) => None,
                 });
         names.collect()
-    }
-
-    /// Whether there is anything in it.
-    pub fn is_empty(&self) -> bool {
-        self.breakers.is_empty() && self.manual.is_empty()
     }
 }
 
@@ -355,9 +403,20 @@ mod tests {
             until: Timestamp::from_unix_ms(2),
             by: "uid 0, pid 3".to_owned(),
         };
+        let name = Name {
+            name: "db.internal".to_owned(),
+            address: [10, 0, 0, 5].into(),
+            netns_cookie: 1,
+            asked: true,
+            since_ns: 1,
+            seen_ns: 2,
+            until_ns: 4,
+            newest_ns: 3,
+        };
         Document {
             breakers: vec![kept],
             manual: vec![manual],
+            names: vec![name],
             ..Document::new(Nanos(5))
         }
     }
@@ -373,7 +432,7 @@ mod tests {
         }
         // Nothing else is left lying about.
         assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1);
-        assert!(is_of_this_boot(&full().boot) && !full().is_empty());
+        assert!(is_of_this_boot(&full().boot));
         assert!(!is_of_this_boot(""));
     }
 
@@ -381,6 +440,19 @@ mod tests {
     fn words_of_the_core_survive() {
         let breaker = full().breakers[0].breaker;
         assert_eq!(Breaker::from(&Saved::from(&breaker)), breaker);
+    }
+
+    #[test]
+    fn names_survive_if_they_are_names() {
+        let mut name = full().names.remove(0);
+        for address in ["10.0.0.5", "2001:db8::1"] {
+            name.address = address.parse().unwrap();
+            assert_eq!(Name::from(&name.told().unwrap()), name);
+        }
+        for bad in ["", "10.0.0.1", "a b", "a\u{1b}[31m.internal"] {
+            name.name = bad.to_owned();
+            assert_eq!(name.told(), None, "{bad:?}");
+        }
     }
 
     #[test]
@@ -392,9 +464,11 @@ mod tests {
             String::new(),
             "{half".to_owned(),
             "[]".to_owned(),
-            "{\"version\":2}".to_owned(),
-            good.replace("\"version\":2", "\"version\":3"),
-            good.replace("\"version\":2", "\"version\":0"),
+            "{\"version\":3}".to_owned(),
+            good.replace("\"version\":3", "\"version\":4"),
+            good.replace("\"version\":3", "\"version\":0"),
+            good.replace("\"seen_ns\":2", "\"seen_ns\":-2"),
+            good.replace("\"10.0.0.5\"", "\"10.0.0\""),
             good.replace("\"pid\":7", "\"pid\":-7"),
             good.replace("\"pid\":7", "\"pid\":7,\"more\":1"),
             good[..good.len() - 1].to_owned(),
@@ -414,15 +488,20 @@ mod tests {
     #[test]
     fn the_form_before_is_read() {
         let mut document = full();
-        let good = serde_json::to_string(&document).unwrap();
-        let old = good
-            .replace("\"version\":2", "\"version\":1")
-            .replace("\"bypassed\":null,", "");
-        assert!(!old.contains("bypassed"), "{old}");
-        document.version = OLDEST;
-        let read = parse(old.as_bytes()).unwrap();
-        assert!(read == document && read.is_known());
-        assert_eq!(read.names(), [] as [Arc<str>; 0]);
+        document.names.clear();
+        for version in OLDEST..VERSION {
+            document.version = version;
+            let mut old = serde_json::to_string(&document).unwrap();
+            old = old.replace(",\"names\":[]", "");
+            if version == 1 {
+                old = old.replace("\"bypassed\":null,", "");
+            }
+            assert_eq!(old.contains("bypassed"), version > 1, "{old}");
+            assert!(!old.contains("names"), "{old}");
+            let read = parse(old.as_bytes()).unwrap();
+            assert!(read == document && read.is_known());
+            assert_eq!(read.names(), [] as [Arc<str>; 0]);
+        }
         document.manual[0].destination = "db.internal:5432".to_owned();
         assert_eq!(document.names(), ["db.internal".into()]);
     }
@@ -449,8 +528,21 @@ mod tests {
         }
         // A path may have 4,095 bytes; most have far less than the 512 that are reckoned with here.
         kept.workload = "w".repeat(512);
-        let one = serde_json::to_vec(&document).unwrap().len() as u64;
-        assert!(one * MOST_BREAKERS as u64 <= LARGEST, "{one}");
+        let one = serde_json::to_vec(&document.breakers).unwrap().len() as u64;
+        let name = &mut document.names[0];
+        *name = Name {
+            netns_cookie: u64::MAX,
+            since_ns: u64::MAX,
+            seen_ns: u64::MAX,
+            until_ns: u64::MAX,
+            newest_ns: u64::MAX,
+            ..name.clone()
+        };
+        // A name may have 253 bytes; most have far less than the 128 that are reckoned with here.
+        name.name = "n".repeat(128);
+        let name = serde_json::to_vec(&document.names).unwrap().len() as u64;
+        let all = one * MOST_BREAKERS as u64 + name * crate::hosts::table::MOST as u64;
+        assert!(all <= LARGEST, "{one}, {name}");
     }
 
     proptest! {

@@ -6,7 +6,7 @@ use agent_common::{Row as KernelRow, window::decode};
 use anyhow::{Context as _, Result};
 use tokio::sync::oneshot;
 
-use super::file::{self, Calls, Document, Kept, MOST_BREAKERS, Manual};
+use super::file::{self, Calls, Document, Kept, MOST_BREAKERS, Manual, Name};
 use crate::{
     core::{Nanos, RowId, Saved, WindowKind},
     daemon::{memory, node::Node, reactor::Command},
@@ -18,6 +18,8 @@ use crate::{
 const SOON: Nanos = Nanos::from_secs(1);
 /// While there is something to be kept, so often.
 const EVERY: Nanos = Nanos::from_secs(5);
+/// While there are but names that programs were told, so often, if they have heard of any since.
+const NAMES_EVERY: Nanos = Nanos::from_secs(60);
 /// What it took to write so many breakers down is given back to the system at once.
 const LARGE: usize = 512;
 /// A stop waits no longer for the disk.
@@ -30,8 +32,11 @@ pub struct Keeper {
     last: Nanos,
     /// A breaker or a manual state has changed since.
     changed: bool,
-    /// There is, or may be, something that goes into the file, or is in it and must come out.
+    /// There is, or may be, something that goes into the file, or is in it and must come out. Names that
+    /// programs were told apart,
     holds: bool,
+    /// of which something was heard since.
+    heard: bool,
 }
 
 impl Keeper {
@@ -57,6 +62,7 @@ impl Keeper {
             changed: false,
             // The file may hold what is over by now.
             holds: true,
+            heard: false,
         })
     }
 
@@ -70,15 +76,23 @@ impl Keeper {
         self.holds = true;
     }
 
+    /// A program was told something about a name.
+    pub fn heard(&mut self) {
+        self.heard = true;
+    }
+
     fn is_due(&self, now: Nanos) -> bool {
         let age = now - self.last;
-        (self.changed && age >= SOON) || (self.holds && age >= EVERY)
+        (self.changed && age >= SOON)
+            || (self.holds && age >= EVERY)
+            || (self.heard && age >= NAMES_EVERY)
     }
 
     fn write(&mut self, document: Document, now: Nanos) {
         self.last = now;
         self.changed = false;
-        self.holds = !document.is_empty();
+        self.heard = false;
+        self.holds = !document.breakers.is_empty() || !document.manual.is_empty();
         if let Some(documents) = &self.documents {
             // A thread that has ended has said why.
             let _ = documents.send(document);
@@ -182,6 +196,8 @@ impl Node {
                 by: order.by.to_string(),
             })
             .collect();
+        let told = self.naming.hosts.told();
+        document.names = told.iter().map(Name::from).collect();
         document
     }
 }

@@ -5,6 +5,10 @@
 //! dropped where one of them is gone, or has become somebody else's: the namespace must have the same
 //! cookie. It is dropped, too, when the machine was started anew, or when no agent ran for
 //! [`TOO_OLD`]. What is restored open is confirmed by a dial of the agent.
+//!
+//! What programs were told about names comes back first: names choose policies, and make groups. If an
+//! answer that gives some of a name's addresses were all that is known of it, the group would seem to be
+//! smaller than it is, and a breaker of it might be closed for that.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -21,7 +25,7 @@ use agent_common::{
 use anyhow::Result;
 use tokio::sync::oneshot;
 
-use super::file::{Calls, Document, Kept, Manual, is_of_this_boot};
+use super::file::{Calls, Document, Kept, Manual, Name, is_of_this_boot};
 use crate::{
     control::api::{FOR_MAX, Timestamp, check_workload},
     core::{Nanos, Saved, WindowKind},
@@ -45,6 +49,8 @@ const TOO_OLD: Nanos = Nanos::from_secs(600);
 pub struct Restored {
     /// What operators have ordered.
     pub orders: Orders,
+    /// Orders whose time was over before this agent ran.
+    pub over: Vec<Manual>,
     /// Breakers that are not closed.
     pub open: usize,
     /// Rows in all.
@@ -54,14 +60,19 @@ pub struct Restored {
 impl Restored {
     /// In a few words; `None`: nothing came back.
     pub fn said(&self) -> Option<String> {
-        if self.rows == 0 && self.orders.is_idle() {
+        let orders = self.orders.all().count() as u64;
+        if self.rows == 0 && orders == 0 {
             return None;
         }
+        let number = |of: u64, what: &str| format!("{of} {what}{}", if of == 1 { "" } else { "s" });
+        let breakers = number(self.rows as u64, "breaker");
+        let closed = match self.open {
+            0 => "closed".to_owned(),
+            open => format!("{open} not closed"),
+        };
         Some(format!(
-            "came back from the agent before: {} breakers, {} of them not closed; {} manual states",
-            self.rows,
-            self.open,
-            self.orders.all().count()
+            "{breakers} ({closed}) and {} by hand came back from the agent before",
+            number(orders, "order")
         ))
     }
 }
@@ -94,8 +105,20 @@ pub async fn restore(document: Document, ground: Ground<'_>) -> Restored {
         commander,
     } = ground;
     let mut restored = Restored::default();
-    let orders = &mut restored.orders;
+    let age = now - Nanos(document.written_ns);
+    let boot = document.boot.clone();
+    if is_of_this_boot(&boot) {
+        // After so long a time newer answers may have been missed.
+        let told = document.names.iter().filter_map(Name::told);
+        let told = told.filter(|told| age <= TOO_OLD || told.until > now);
+        naming.hosts.restore(told, now);
+    }
+    let mut orders = Orders::default();
     for manual in document.manual.into_iter().take(MOST) {
+        if Timestamp::now().until(manual.until).is_zero() {
+            restored.over.push(manual);
+            continue;
+        }
         match standing(manual, now, plan, &naming.hosts) {
             Ok(order) => order.into_iter().for_each(|order| {
                 orders.give(order);
@@ -106,8 +129,8 @@ pub async fn restore(document: Document, ground: Ground<'_>) -> Restored {
     if let Err(error) = orders.enter(kernel, &naming.hosts, plan) {
         tracing::warn!("manual states for rows to come: {error:#}");
     }
-    let age = now - Nanos(document.written_ns);
-    let boot = document.boot.clone();
+    restored.orders = orders;
+    let orders = &mut restored.orders;
     if !document.breakers.is_empty() && (!is_of_this_boot(&boot) || age > TOO_OLD) {
         tracing::info!(
             "breakers of the agent before are not restored: they were last written down {}",
@@ -200,7 +223,7 @@ fn standing(
     }))
 }
 
-/// Names of a kept breaker's address. Of those that programs are told, none is known yet.
+/// Names of a kept breaker's address.
 fn names_of(kept: &Kept, destination: &Destination, hosts: &HostNames) -> Vec<KnownName> {
     hosts.of(kept.netns_cookie, &destination.addr_bytes())
 }

@@ -55,6 +55,80 @@ fn change(last: u8) -> Change {
     }
 }
 
+/// As after a restart at that time.
+fn restored(story: &Story, secs: u64) -> Story {
+    let mut after = HostNames::default();
+    after.restore(story.0.told(), at(secs));
+    Story(after)
+}
+
+#[test]
+fn what_was_told_comes_back_with_the_time_that_is_left() {
+    let mut story = story();
+    story.heard(&["db.internal", "a.internal"], &[1, 2], 0);
+    story.heard(&["web.internal"], &[1], 1);
+    // Round robin: the second address holds on until its minute is over.
+    story.heard(&["db.internal", "a.internal"], &[1], 10);
+    let name: Arc<str> = "own.internal".into();
+    story.0.resolved(&name, &[addr(3)], at(0));
+    let mut after = restored(&story, 20);
+    assert_eq!(after.of(1), ["db.internal", "web.internal", "a.internal"]);
+    assert_eq!(after.of(2), story.of(2));
+    assert!(after.0.own().is_empty(), "it looks up for itself");
+    assert_eq!(after.0.len(), 5);
+    assert_eq!(after.0.count(NETNS, "db.internal", false), 2);
+    assert!(after.0.expire(at(60)).is_empty(), "until then they hold");
+    assert_eq!(after.0.expire(at(61)), [change(2)]);
+    assert_eq!(after.of(1), ["db.internal", "web.internal", "a.internal"]);
+    assert!(after.0.told().iter().all(|told| told.addr == place(1).1));
+    // A second time it changes nothing, nor does it take away what was heard since.
+    let mut again = restored(&story, 20);
+    again.heard(&["web.internal"], &[1], 21);
+    again.0.restore(story.0.told(), at(22));
+    assert_eq!(again.0.len(), 5);
+    assert!(again.0.told().iter().any(|told| told.seen == at(21)));
+}
+
+#[test]
+fn a_list_of_any_kind_keeps_the_bounds() {
+    let told = |netns, last: u32, name: u32| Told {
+        netns,
+        addr: bytes(std::net::Ipv4Addr::from(last).into()),
+        name: format!("n{name}.internal").into(),
+        asked: true,
+        since: Nanos(u64::MAX),
+        seen: Nanos(u64::MAX),
+        until: Nanos(u64::MAX),
+        newest: Nanos(u64::MAX),
+    };
+    let mut hosts = HostNames::default();
+    hosts.restore((0..20).map(|name| told(NETNS, 1, name)), at(0));
+    assert_eq!(hosts.len(), MOST_NAMES);
+    hosts.restore([told(EVERYWHERE, 2, 1)], at(0));
+    assert!(hosts.own().is_empty());
+    for netns in 1..9 {
+        hosts.restore((0..5000).map(|last| told(netns, last, 1)), at(0));
+        assert!(
+            hosts
+                .told()
+                .iter()
+                .filter(|told| told.netns == netns)
+                .count()
+                <= MOST_PER_NAMESPACE
+        );
+    }
+    assert_eq!(hosts.len(), MOST);
+    let latest = at(0) + Nanos(LONGEST.as_nanos() as u64);
+    let sane = |told: &Told| told.seen <= at(0) && told.until <= latest && told.newest <= at(0);
+    assert!(hosts.told().iter().all(sane));
+    // Newer answers take their places, as ever.
+    assert!(
+        !hosts
+            .heard(NETNS, &answer(&["new.internal"], &[9], 60), at(1))
+            .is_empty()
+    );
+}
+
 #[test]
 fn a_name_and_its_alias() {
     let mut story = story();

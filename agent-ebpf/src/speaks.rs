@@ -1,0 +1,156 @@
+//! What protocol a client's payload speaks: see [`agent_common::classify`].
+//!
+//! Functions of their own, which answer with a number that the verifier does not know ([`hidden`]). They ask
+//! much of a payload's first bytes, and all that it learns there it would take along into what comes after.
+
+use agent_common::{
+    Stamp,
+    classify::{self, HEAD},
+    http,
+    stamp::{
+        PROTOCOL_ADOPTED_BUSY, PROTOCOL_AMQP, PROTOCOL_HTTP1, PROTOCOL_MULTIPLEXED,
+        PROTOCOL_OPAQUE, PROTOCOL_TLS, PROTOCOL_UNKNOWN,
+    },
+};
+use aya_ebpf::bindings::__sk_buff;
+
+use crate::{
+    opaque::hidden,
+    segment::{self, Segment},
+};
+
+/// In place of a protocol: the payload says goodbye.
+pub const FAREWELL: u32 = 0xff;
+
+/// The first bytes of a payload, and its length. (The one that the caller has would be compared as well.)
+#[inline(always)]
+unsafe fn look(skb: *mut __sk_buff, segment: &Segment) -> ([u8; HEAD], u32) {
+    // SAFETY: by the caller.
+    unsafe { (segment::head(skb, *segment), hidden(segment.payload)) }
+}
+
+/// What the first payload of a connection is: its protocol, or [`FAREWELL`].
+///
+/// # Safety
+/// `skb` must be the program's context, and `segment` what is in it (as for all functions here).
+#[inline(never)]
+pub unsafe fn first(skb: *mut __sk_buff, segment: &Segment) -> u32 {
+    // SAFETY: by contract.
+    let (head, length) = unsafe { look(skb, segment) };
+    hidden(if classify::is_farewell(&head, length) {
+        FAREWELL
+    } else {
+        classify::protocol(&head, length as usize)
+    })
+}
+
+/// What an early payload on a connection of an unknown protocol is: [`PROTOCOL_TLS`] if that begins with it,
+/// [`FAREWELL`], else [`PROTOCOL_OPAQUE`].
+///
+/// # Safety
+/// As [`first`].
+#[inline(never)]
+pub unsafe fn early(skb: *mut __sk_buff, segment: &Segment) -> u32 {
+    // SAFETY: by contract.
+    let (head, length) = unsafe { look(skb, segment) };
+    hidden(if classify::begins_tls(&head, length) {
+        PROTOCOL_TLS
+    } else if classify::is_farewell(&head, length) {
+        FAREWELL
+    } else {
+        PROTOCOL_OPAQUE
+    })
+}
+
+/// The protocol of an adopted connection from what its client sends; [`PROTOCOL_UNKNOWN`] while that may be
+/// the rest of a request that was under way, or says goodbye.
+///
+/// # Safety
+/// As [`first`]; `stamp` must be the connection's.
+#[inline(never)]
+pub unsafe fn adopted(skb: *mut __sk_buff, stamp: *mut Stamp, segment: &Segment) -> u32 {
+    // SAFETY: by contract, map memory.
+    let ((head, length), is_busy) = unsafe {
+        let is_busy = (*stamp).protocol == PROTOCOL_ADOPTED_BUSY
+            && (&raw const (*stamp).in_end).read_volatile() == (*stamp).syn_timeout_ticks;
+        (look(skb, segment), is_busy)
+    };
+    if classify::is_farewell(&head, length) {
+        return hidden(PROTOCOL_UNKNOWN);
+    }
+    let head = Words(head);
+    hidden(match classify::mid_stream(|| again(&head, length)) {
+        // Records follow one another in an upload, too.
+        PROTOCOL_UNKNOWN | PROTOCOL_TLS if is_busy => PROTOCOL_UNKNOWN,
+        PROTOCOL_UNKNOWN => PROTOCOL_OPAQUE,
+        protocol => protocol,
+    })
+}
+
+/// The first bytes of a payload, where they can be read in words.
+#[repr(C, align(8))]
+struct Words([u8; HEAD]);
+
+/// The same bytes and length, as if nothing was known of them.
+#[inline(always)]
+fn again(head: &Words, length: u32) -> ([u8; HEAD], u32) {
+    let words = (&raw const head.0).cast::<u64>();
+    let mut bytes = [0; HEAD];
+    for word in 0..HEAD / 8 {
+        // SAFETY: within the bytes.
+        let read = unsafe { words.add(word).read_volatile() };
+        bytes[word * 8..word * 8 + 8].copy_from_slice(&read.to_ne_bytes());
+    }
+    (bytes, hidden(length))
+}
+
+/// What a request of HTTP/1 asks for.
+///
+/// # Safety
+/// As [`first`].
+#[inline(never)]
+pub unsafe fn asks(skb: *mut __sk_buff, segment: &Segment) -> u32 {
+    // SAFETY: by contract.
+    let (head, _) = unsafe { look(skb, segment) };
+    hidden(http::asks([head[0], head[1], head[2], head[3]]))
+}
+
+/// Whether a payload says goodbye.
+///
+/// # Safety
+/// As [`first`].
+#[inline(always)]
+pub unsafe fn is_farewell(skb: *mut __sk_buff, segment: &Segment) -> bool {
+    // SAFETY: by contract.
+    classify::may_be_farewell(hidden(segment.payload))
+        && unsafe { is_control(skb, segment, PROTOCOL_OPAQUE) } != 0
+}
+
+/// Whether a payload on a connection with this protocol is no part of a request: a farewell, or what keeps
+/// the connection itself. 1 or 0.
+///
+/// # Safety
+/// As [`first`].
+#[inline(never)]
+pub unsafe fn is_control(skb: *mut __sk_buff, segment: &Segment, protocol: u32) -> u32 {
+    // SAFETY: by contract.
+    let (head, length) = unsafe { look(skb, segment) };
+    hidden(u32::from(match protocol {
+        PROTOCOL_TLS => !classify::is_tls_request(&head),
+        PROTOCOL_AMQP => !classify::begins_amqp(&head),
+        PROTOCOL_MULTIPLEXED => !classify::begins_stream(&head),
+        PROTOCOL_HTTP1 => false,
+        _ => classify::is_farewell(&head, length),
+    }))
+}
+
+/// Whether a payload begins with a usual method of HTTP/1.
+///
+/// # Safety
+/// As [`first`].
+#[inline(never)]
+pub unsafe fn is_http_method(skb: *mut __sk_buff, segment: &Segment) -> bool {
+    // SAFETY: by contract.
+    let (head, _) = unsafe { look(skb, segment) };
+    hidden(u32::from(classify::is_http_method(&head))) != 0
+}
