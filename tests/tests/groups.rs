@@ -123,7 +123,9 @@ fn the_last_path_stays_and_is_shown() {
     }
     agent.wait_state(&name(0), "closed");
     fail(&mut dialer, 1, 1);
-    let row = refused(&agent, 1, 11);
+    let row = agent.wait_row(&name(1), "its failures", |row| {
+        row["failures"]["refused"] == 11
+    });
     let still = !agent.row(&name(0))["ramp_ends_in_ms"].is_null();
     assert!(!still || row["state"] == "closed", "both refuse: {row:#}");
     agent.wait_row(&name(0), "the end of its ramp", |row| {
