@@ -144,12 +144,12 @@ impl Evictions {
             if row.pending() != 0 || row.exchanges_in_flight != 0 {
                 return true;
             }
-            let freed = kernel.free_row(index).and_then(|()| {
-                [row.histogram, row.response_histogram]
-                    .into_iter()
-                    .filter(|slot| *slot != 0)
-                    .try_for_each(|slot| kernel.free_histogram(slot - 1))
-            });
+            // Histograms first: whoever takes the row finds one for it then.
+            let freed = [row.histogram, row.response_histogram]
+                .into_iter()
+                .filter(|slot| *slot != 0)
+                .try_for_each(|slot| kernel.free_histogram(slot - 1))
+                .and_then(|()| kernel.free_row(index));
             match freed {
                 Ok(()) => self.freed += 1,
                 Err(error) => result = Err(error),

@@ -57,7 +57,7 @@ use crate::{
 use turns::{changed, every, finished, prove, reload, watchdog};
 use usage::{Usage, cgroups, writable};
 
-/// Latency histograms to lend to rows.
+/// Latency histograms to lend to rows at most: two a row, one for connects and one for exchanges.
 const HISTOGRAMS: u32 = 4096;
 /// How often rows, losses, pauses and calls are looked at.
 const TICK: Duration = Duration::from_millis(100);
@@ -186,7 +186,7 @@ async fn serve(
         max_destinations: config.agent.max_destinations,
         ring_bytes: config.agent.ring_bytes,
         window_calls: ticks.window_calls,
-        histograms: HISTOGRAMS.min(config.agent.max_destinations),
+        histograms: HISTOGRAMS.min(2 * config.agent.max_destinations),
         policies: MAX_POLICIES as u32 + 1,
     })?;
     // The kernel's type information took some 30 MB.

@@ -254,10 +254,10 @@ impl Kernel {
             return Some(RowId { index, incarnation });
         }
         // Neither list can be full: both have just given one.
-        let _ = self.free_row(index);
         if let Some(slot) = slot {
             let _ = self.free_histogram(slot);
         }
+        let _ = self.free_row(index);
         None
     }
 
