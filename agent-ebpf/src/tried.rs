@@ -71,10 +71,11 @@ pub unsafe fn ended(stamp: *mut Stamp, print: u32, now: u64, attempt: u32) {
                 return;
             }
         }
-        (*tried).id = 0;
-        (*tried).at = tick(now);
-        (*tried).attempt = attempt;
-        (*tried).id = id;
+        // Nobody's while it is written, for whoever reads it on another CPU.
+        (&raw mut (*tried).id).write_volatile(0);
+        (&raw mut (*tried).at).write_volatile(tick(now));
+        (&raw mut (*tried).attempt).write_volatile(attempt);
+        (&raw mut (*tried).id).write_volatile(id);
     }
 }
 

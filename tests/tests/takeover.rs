@@ -322,7 +322,7 @@ fn who_cannot_be_taken_over_from() {
     assert!(
         deaf.stderr.contains("take over from the agent on")
             && deaf.stderr.contains("does not answer")
-            && deaf.stderr.contains("still in charge")
+            && deaf.stderr.contains("nothing has changed")
             && deaf
                 .stderr
                 .contains(&format!("kill -CONT {}", scene.agent.pid())),

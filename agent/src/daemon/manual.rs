@@ -289,6 +289,10 @@ impl Node {
 
     /// Says of which orders the time was over while no agent ran.
     pub(super) fn say_what_is_over(&mut self) {
+        if !self.over.is_empty() {
+            // Not again after the next start.
+            self.keeper.changed();
+        }
         for order in std::mem::take(&mut self.over) {
             let wanted = order.destination.parse::<DestinationArg>();
             let rows = wanted.map_or(0, |wanted| {

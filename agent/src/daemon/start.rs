@@ -34,7 +34,7 @@ use super::{
     plan::{Plan, Ticks, window_calls},
     priority,
     reactor::{HEARTBEAT_MAX_AGE, Reactor},
-    takeover::Live,
+    takeover::{Live, not_taken_over},
     waiting::Waiting,
     watch::{Change, Watch},
 };
@@ -152,11 +152,10 @@ async fn serve(
         // It may be kept in another state directory.
         pause.begin(paused)?;
     }
-    let state_file = memo::file::path(&args.state_dir);
     let mut remembered = match &live {
         // Its state is asked for when it is wanted: until then it changes.
         Some(_) => None,
-        None => memo::file::read(&state_file)?,
+        None => memo::file::read_both(&args.state_dir, clock::now())?,
     };
     let ordered = match (&live, &remembered) {
         (Some(live), _) => live.names.clone(),
@@ -248,19 +247,20 @@ async fn serve(
         match before.state().await {
             Ok(document) => remembered = Some(document),
             Err(error) if before.is_gone().await => {
+                tracing::debug!("{error:#}");
                 tracing::warn!(
                     pid = before.pid,
-                    "the agent that was to be taken over from has ended ({error:#}); this one starts as an \
-                     ordinary one, with what is in the state directory"
+                    "the agent that was to be taken over from has ended; this one starts as an ordinary one, \
+                     with what is in the state directory"
                 );
                 live = None;
                 ends = Some(Ends::open(&args).await?);
-                remembered = memo::file::read(&state_file)?;
+                remembered = memo::file::read_both(&args.state_dir, clock::now())?;
             }
-            Err(error) => return Err(error.context("ask the live agent for its state")),
+            Err(error) => return Err(not_taken_over(error, &args.socket)),
         }
     }
-    let keeper = memo::keeper::Keeper::start(state_file)?;
+    let keeper = memo::keeper::Keeper::start(args.state_dir.clone())?;
     let restored = match remembered {
         Some(document) => {
             let commander = reactor.commander();

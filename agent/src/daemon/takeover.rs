@@ -90,16 +90,7 @@ impl Live {
                 {
                     return Ok(None);
                 }
-                _ => {
-                    return Err(error).with_context(|| {
-                        format!(
-                            "take over from the agent on {}: it is still in charge and nothing has \
-                             changed; {}",
-                            socket.display(),
-                            remedy(socket)
-                        )
-                    });
-                }
+                _ => return Err(not_taken_over(error, socket)),
             },
         };
         let pid = i32::try_from(handover.pid).ok().and_then(Pid::from_raw);
@@ -180,7 +171,25 @@ impl Live {
     }
 }
 
-/// What to do about an agent that cannot be taken over from.
+/// Why the agent on a socket was not taken over from, and what to do about it.
+pub(super) fn not_taken_over(error: anyhow::Error, socket: &Path) -> anyhow::Error {
+    let what = format!(
+        "take over from the agent on {}: nothing has changed",
+        socket.display()
+    );
+    // Whoever says what is wrong says what to do, and is not to be killed for it.
+    let is_mute = matches!(
+        error.downcast_ref(),
+        Some(ClientError::Silent { .. } | ClientError::Broken { .. })
+    );
+    if is_mute {
+        error.context(format!("{what}; {}", remedy(socket)))
+    } else {
+        error.context(what)
+    }
+}
+
+/// What to do about an agent that does not answer.
 fn remedy(socket: &Path) -> String {
     let Some(pid) = listener(socket) else {
         return "if it cannot answer, end it and start without --takeover".to_owned();

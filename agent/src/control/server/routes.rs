@@ -433,9 +433,13 @@ async fn pause(
     Params(params): Params<ForParams>,
 ) -> Result<Json<PauseResult>, ApiError> {
     let duration = duration(params.duration)?;
-    tracing::warn!(%by, ?duration, "pause asked for");
     let paused = shared.backend.pause(duration, by);
-    shared.answer(paused).await.map(Json)
+    let result = shared.answer(paused).await;
+    match &result {
+        Ok(_) => tracing::warn!(%by, ?duration, "paused"),
+        Err(error) => tracing::warn!(%by, ?duration, %error, "pause refused"),
+    }
+    result.map(Json)
 }
 
 async fn resume(
@@ -443,8 +447,12 @@ async fn resume(
     Extension(by): Extension<Peer>,
     Params(NoParams {}): Params<NoParams>,
 ) -> Result<Json<PauseResult>, ApiError> {
-    tracing::info!(%by, "resume asked for");
-    shared.answer(shared.backend.resume(by)).await.map(Json)
+    let result = shared.answer(shared.backend.resume(by)).await;
+    match &result {
+        Ok(_) => tracing::info!(%by, "resumed"),
+        Err(error) => tracing::warn!(%by, %error, "resume refused"),
+    }
+    result.map(Json)
 }
 
 async fn metrics(State(shared): App) -> Result<Response, ApiError> {

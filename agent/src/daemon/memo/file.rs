@@ -1,4 +1,4 @@
-//! The file: its form, written whole or not at all, and set aside when it is not ours.
+//! The files: their form, written whole or not at all, and set aside when they are not ours.
 
 use std::{
     fs,
@@ -30,6 +30,9 @@ const LARGEST: u64 = 32 << 20;
 /// Breakers that are kept, those first that are not closed. Bounds the file, and what it takes to
 /// write it (docs/COST.md).
 pub const MOST_BREAKERS: usize = 4096;
+
+/// What was true so long ago is not worth a refusal. Longer than the cooldown of most.
+pub const TOO_OLD: Nanos = Nanos::from_secs(600);
 
 /// Everything that is kept.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -273,9 +276,39 @@ fn boot() -> String {
         .unwrap_or_default()
 }
 
-/// Where it lies.
+/// Where it lies, without the names.
 pub fn path(state_dir: &Path) -> PathBuf {
     state_dir.join("state.json")
+}
+
+/// Where the names lie, in the same form: there can be many, and they change for other reasons.
+pub fn names_path(state_dir: &Path) -> PathBuf {
+    state_dir.join("names.json")
+}
+
+/// What the agent before has left in both files; `None` where there is nothing that can be used.
+///
+/// # Errors
+/// As [`read`].
+pub fn read_both(state_dir: &Path, now: Nanos) -> Result<Option<Document>> {
+    let state = read(&path(state_dir))?;
+    let Some(mut names) = read(&names_path(state_dir))? else {
+        return Ok(state);
+    };
+    let age = now - Nanos(names.written_ns);
+    if !is_of_this_boot(&names.boot) {
+        names.names.clear();
+    } else if age > TOO_OLD {
+        // Newer answers may have been missed.
+        names.names.retain(|name| name.until_ns > now.0);
+    }
+    Ok(Some(match state {
+        Some(state) => Document {
+            names: names.names,
+            ..state
+        },
+        None => names,
+    }))
 }
 
 /// Reads the file of the agent before; `None` where there is none that can be used. One that is
@@ -299,7 +332,7 @@ pub fn read(path: &Path) -> Result<Option<Document>> {
         Err(error) => {
             let aside = path.with_extension("json.damaged");
             tracing::warn!(
-                "{}: {error:#}; set aside as {}, breakers and manual states start from nothing",
+                "{}: {error:#}; set aside as {}, and what it should tell starts from nothing",
                 path.display(),
                 aside.display()
             );
@@ -504,6 +537,43 @@ mod tests {
         }
         document.manual[0].destination = "db.internal:5432".to_owned();
         assert_eq!(document.names(), ["db.internal".into()]);
+    }
+
+    #[test]
+    fn names_lie_in_a_file_of_their_own() {
+        let dir = tempfile::tempdir().unwrap();
+        let now = Nanos::from_secs(10_000);
+        let both = |now| read_both(dir.path(), now).unwrap();
+        assert_eq!(both(now), None);
+        let mut names = Document::new(now);
+        names.names = full().names;
+        names.names[0].until_ns = (now + TOO_OLD).0;
+        write(&names_path(dir.path()), &names).unwrap();
+        assert_eq!(both(now), Some(names.clone()));
+        let state = Document {
+            names: Vec::new(),
+            ..full()
+        };
+        write(&path(dir.path()), &state).unwrap();
+        let read = both(now).unwrap();
+        assert_eq!(
+            (&read.breakers, &read.names),
+            (&state.breakers, &names.names)
+        );
+        // Nobody has listened for too long: only what still holds is believed.
+        let late = now + TOO_OLD;
+        assert_eq!(both(late).unwrap().names.len(), 1);
+        let later = late + Nanos::from_secs(1);
+        assert_eq!(both(later).unwrap().names.len(), 0);
+        // The machine was started anew.
+        names.boot = "another".to_owned();
+        write(&names_path(dir.path()), &names).unwrap();
+        let read = both(now).unwrap();
+        assert_eq!((read.breakers.len(), read.names.len()), (1, 0));
+        // A damaged one takes the other file with it no more than the other way round.
+        fs::write(names_path(dir.path()), "{").unwrap();
+        assert_eq!(both(now).unwrap().breakers.len(), 1);
+        assert!(dir.path().join("names.json.damaged").exists());
     }
 
     #[test]

@@ -1,12 +1,16 @@
 //! When the file is written, and the thread that waits for the disk.
 
-use std::{path::PathBuf, sync::mpsc, time::Duration};
+use std::{
+    path::{Path, PathBuf},
+    sync::mpsc,
+    time::Duration,
+};
 
 use agent_common::{Row as KernelRow, window::decode};
 use anyhow::{Context as _, Result};
 use tokio::sync::oneshot;
 
-use super::file::{self, Calls, Document, Kept, MOST_BREAKERS, Manual, Name};
+use super::file::{self, Calls, Document, Kept, MOST_BREAKERS, Manual, Name, TOO_OLD};
 use crate::{
     core::{Nanos, RowId, Saved, WindowKind},
     daemon::{memory, node::Node, reactor::Command},
@@ -18,25 +22,37 @@ use crate::{
 const SOON: Nanos = Nanos::from_secs(1);
 /// While there is something to be kept, so often.
 const EVERY: Nanos = Nanos::from_secs(5);
-/// While there are but names that programs were told, so often, if they have heard of any since.
+/// Names that programs were told, so often where they have heard of any since; sooner only with a change of
+/// state, because there can be megabytes of them.
 const NAMES_EVERY: Nanos = Nanos::from_secs(60);
-/// What it took to write so many breakers down is given back to the system at once.
+/// And so often without: their age says how long no agent has listened (half of [`TOO_OLD`]).
+const NAMES_AGAIN: Nanos = Nanos(TOO_OLD.0 / 2);
+/// What it took to write so many breakers or names down is given back to the system at once.
 const LARGE: usize = 512;
 /// A stop waits no longer for the disk.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// Decides when the file is written, and has it written.
+/// What is written at once, each into a file of its own.
+#[derive(Default)]
+struct Files {
+    state: Option<Document>,
+    names: Option<Document>,
+}
+
+/// Decides when the files are written, and has them written.
 pub struct Keeper {
-    documents: Option<mpsc::Sender<Document>>,
+    files: Option<mpsc::Sender<Files>>,
     ended: mpsc::Receiver<()>,
     last: Nanos,
     /// A breaker or a manual state has changed since.
     changed: bool,
-    /// There is, or may be, something that goes into the file, or is in it and must come out. Names that
-    /// programs were told apart,
+    /// There is, or may be, something that goes into the state's file, or is in it and must come out.
     holds: bool,
-    /// of which something was heard since.
+    last_names: Nanos,
+    /// A program was told a name since then,
     heard: bool,
+    /// or ever.
+    has_names: bool,
 }
 
 impl Keeper {
@@ -44,25 +60,27 @@ impl Keeper {
     ///
     /// # Errors
     /// When the system gives none.
-    pub fn start(path: PathBuf) -> Result<Self> {
-        let (documents, orders) = mpsc::channel::<Document>();
+    pub fn start(state_dir: PathBuf) -> Result<Self> {
+        let (files, orders) = mpsc::channel::<Files>();
         let (end, ended) = mpsc::channel();
         std::thread::Builder::new()
             .name("backstop-state".into())
             .spawn(move || {
-                run(&path, &orders);
+                run(&state_dir, &orders);
                 // Nobody may be waiting.
                 let _ = end.send(());
             })
             .context("start the thread that writes the state down")?;
         Ok(Self {
-            documents: Some(documents),
+            files: Some(files),
             ended,
             last: clock::now(),
             changed: false,
-            // The file may hold what is over by now.
+            // The files may hold what is over by now.
             holds: true,
+            last_names: clock::now(),
             heard: false,
+            has_names: true,
         })
     }
 
@@ -81,43 +99,66 @@ impl Keeper {
         self.heard = true;
     }
 
-    fn is_due(&self, now: Nanos) -> bool {
-        let age = now - self.last;
-        (self.changed && age >= SOON)
-            || (self.holds && age >= EVERY)
-            || (self.heard && age >= NAMES_EVERY)
+    fn has_changed(&self, now: Nanos) -> bool {
+        self.changed && now - self.last >= SOON
     }
 
-    fn write(&mut self, document: Document, now: Nanos) {
-        self.last = now;
-        self.changed = false;
-        self.heard = false;
-        self.holds = !document.breakers.is_empty() || !document.manual.is_empty();
-        if let Some(documents) = &self.documents {
+    fn is_state_due(&self, now: Nanos) -> bool {
+        self.has_changed(now) || (self.holds && now - self.last >= EVERY)
+    }
+
+    fn are_names_due(&self, now: Nanos) -> bool {
+        let age = now - self.last_names;
+        (self.heard && (self.has_changed(now) || age >= NAMES_EVERY))
+            || (self.has_names && age >= NAMES_AGAIN)
+    }
+
+    fn write(&mut self, files: Files, now: Nanos) {
+        if let Some(state) = &files.state {
+            self.last = now;
+            self.changed = false;
+            self.holds = !state.breakers.is_empty() || !state.manual.is_empty();
+        }
+        if let Some(names) = &files.names {
+            self.last_names = now;
+            self.heard = false;
+            self.has_names = !names.names.is_empty();
+        }
+        if let Some(queue) = &self.files {
             // A thread that has ended has said why.
-            let _ = documents.send(document);
+            let _ = queue.send(files);
         }
     }
 
     /// Waits until everything is on the disk, for a while.
     fn finish(&mut self) {
-        self.documents = None;
+        self.files = None;
         if self.ended.recv_timeout(PATIENCE).is_err() {
             tracing::warn!("the disk does not answer: the last changes of state may be forgotten");
         }
     }
 }
 
-fn run(path: &std::path::Path, orders: &mpsc::Receiver<Document>) {
+fn run(state_dir: &Path, orders: &mpsc::Receiver<Files>) {
     let mut failing = false;
-    while let Ok(mut document) = orders.recv() {
-        // Only the latest counts.
+    while let Ok(mut files) = orders.recv() {
+        // Only the latest of each counts.
         while let Ok(later) = orders.try_recv() {
-            document = later;
+            files.state = later.state.or(files.state);
+            files.names = later.names.or(files.names);
         }
-        let written = file::write(path, &document);
-        let is_large = document.breakers.len() > LARGE;
-        drop(document);
+        let write = |path, document: &Option<Document>| {
+            let document = document.as_ref();
+            document.map_or(Ok(()), |document| file::write(path, document))
+        };
+        let written = write(&file::path(state_dir), &files.state)
+            .and(write(&file::names_path(state_dir), &files.names));
+        let has_many = |of: &Document| of.breakers.len() > LARGE || of.names.len() > LARGE;
+        let is_large = [&files.state, &files.names]
+            .into_iter()
+            .flatten()
+            .any(has_many);
+        drop(files);
         if is_large {
             memory::give_back();
         }
@@ -136,21 +177,40 @@ impl Node {
     /// Has the state written down when it is time.
     pub(in crate::daemon) async fn keep(&mut self) {
         let now = clock::now();
-        if !self.keeper.is_due(now) {
-            return;
+        let mut files = Files::default();
+        if self.keeper.is_state_due(now) {
+            // Without an event thread the agent ends anyway.
+            files.state = self.saved().await.map(|saved| self.document(saved, now));
         }
-        // Without an event thread the agent ends anyway.
-        if let Some(document) = self.state().await {
-            self.keeper.write(document, now);
+        if self.keeper.are_names_due(now) {
+            files.names = Some(self.told(now));
+        }
+        if files.state.is_some() || files.names.is_some() {
+            self.keeper.write(files, now);
         }
     }
 
-    /// The state as it is now; `None` when the event thread has ended.
+    /// The state as it is now, names and all; `None` when the event thread has ended.
     pub(in crate::daemon) async fn state(&mut self) -> Option<Document> {
+        let saved = self.saved().await?;
+        let now = clock::now();
+        let mut document = self.document(saved, now);
+        document.names = self.told(now).names;
+        Some(document)
+    }
+
+    async fn saved(&self) -> Option<Vec<(RowId, Saved)>> {
         let (reply, answer) = oneshot::channel();
         self.commander.send(Command::Save(MOST_BREAKERS, reply));
-        let saved = answer.await.ok()?;
-        Some(self.document(saved, clock::now()))
+        answer.await.ok()
+    }
+
+    /// Names that programs were told, and nothing else.
+    fn told(&self, now: Nanos) -> Document {
+        let mut document = Document::new(now);
+        let told = self.naming.hosts.told();
+        document.names = told.iter().map(Name::from).collect();
+        document
     }
 
     /// Writes the state down for the last time. The event thread must still run.
@@ -161,8 +221,11 @@ impl Node {
         self.reactor.stop();
         if let Ok(saved) = answer.try_recv() {
             let now = clock::now();
-            let document = self.document(saved, now);
-            self.keeper.write(document, now);
+            let files = Files {
+                state: Some(self.document(saved, now)),
+                names: Some(self.told(now)),
+            };
+            self.keeper.write(files, now);
         }
         self.keeper.finish();
     }
@@ -196,8 +259,6 @@ impl Node {
                 by: order.by.to_string(),
             })
             .collect();
-        let told = self.naming.hosts.told();
-        document.names = told.iter().map(Name::from).collect();
         document
     }
 }

@@ -1,7 +1,7 @@
-//! What the agent remembers over a restart, in `state.json` of the state directory: breakers that are
-//! not quiet, with their windows, and manual states.
+//! What the agent remembers over a restart, in the state directory: breakers that are not quiet, with their
+//! windows, and manual states in `state.json`, names that programs were told in `names.json`.
 //!
-//! [`file`] is the file, [`keeper`] when it is written and by whom, [`restore`] the way back.
+//! [`file`] is the files, [`keeper`] when they are written and by whom, [`restore`] the way back.
 
 pub mod file;
 pub mod keeper;

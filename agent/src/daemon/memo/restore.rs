@@ -25,9 +25,9 @@ use agent_common::{
 use anyhow::Result;
 use tokio::sync::oneshot;
 
-use super::file::{Calls, Document, Kept, Manual, Name, is_of_this_boot};
+use super::file::{Calls, Document, Kept, Manual, Name, TOO_OLD, is_of_this_boot};
 use crate::{
-    control::api::{FOR_MAX, Timestamp, check_workload},
+    control::api::{FOR_MAX, Timestamp, check_order_workload, check_workload},
     core::{Nanos, Saved, WindowKind},
     daemon::{
         named::{Naming, Sizes},
@@ -40,9 +40,6 @@ use crate::{
     policy::{Destination, DestinationArg, KnownName},
     sockets::namespace::{Namespaces, Place, netns_cookie_here},
 };
-
-/// What was true so long ago is not worth a refusal. Longer than the cooldown of most.
-const TOO_OLD: Nanos = Nanos::from_secs(600);
 
 /// What came back.
 #[derive(Default)]
@@ -108,9 +105,7 @@ pub async fn restore(document: Document, ground: Ground<'_>) -> Restored {
     let age = now - Nanos(document.written_ns);
     let boot = document.boot.clone();
     if is_of_this_boot(&boot) {
-        // After so long a time newer answers may have been missed.
         let told = document.names.iter().filter_map(Name::told);
-        let told = told.filter(|told| age <= TOO_OLD || told.until > now);
         naming.hosts.restore(told, now);
     }
     let mut orders = Orders::default();
@@ -201,6 +196,10 @@ fn standing(
 ) -> Result<Option<Standing>> {
     let left = Timestamp::now().until(manual.until).min(FOR_MAX);
     let destination: DestinationArg = manual.destination.parse()?;
+    if let Some(workload) = &manual.workload {
+        // Nobody could take it back.
+        check_order_workload(workload).map_err(anyhow::Error::msg)?;
+    }
     let protected = match &destination {
         DestinationArg::Address(address) => {
             let names = hosts.of(EVERYWHERE, &address.addr_bytes());
