@@ -159,6 +159,12 @@ impl Search {
         false
     }
 
+    /// Length of the head with the empty line at its end; 0: it is not at hand.
+    #[inline(always)]
+    pub const fn head(&self) -> u32 {
+        self.body_at
+    }
+
     /// Whether the head has Retry-After.
     #[inline(always)]
     pub const fn has_retry_after(&self) -> bool {

@@ -280,7 +280,7 @@ unsafe fn is_control(ctx: &SkBuffContext, protocol: u32, segment: Segment) -> bo
 }
 
 #[inline(always)]
-unsafe fn back(ctx: &SkBuffContext, stamp: *mut Stamp, segment: Segment) {
+unsafe fn back(ctx: &SkBuffContext, stamp: *mut Stamp, mut segment: Segment) {
     // SAFETY: by the caller, map memory.
     unsafe {
         let before = (*stamp).in_end;
@@ -315,7 +315,13 @@ unsafe fn back(ctx: &SkBuffContext, stamp: *mut Stamp, segment: Segment) {
         if protocol <= reply::LAST_WITH_STATUS {
             (answer, line) = said(status(ctx.skb.skb, &segment, protocol));
             if answer == Answer::Interim as u32 {
-                return;
+                let heads = interim(ctx.skb.skb, &segment);
+                segment.offset = hidden(segment.offset.wrapping_add(heads));
+                segment.payload = hidden(segment.payload.wrapping_sub(heads));
+                (answer, line) = said(status(ctx.skb.skb, &segment, protocol));
+                if answer == Answer::Interim as u32 {
+                    return;
+                }
             }
         } else if protocol == PROTOCOL_TLS && kind == KIND_REQUEST {
             if may_be_ticket(stamp, protocol) {
@@ -429,6 +435,36 @@ unsafe fn status(skb: *mut __sk_buff, segment: &Segment, protocol: u32) -> u64 {
         }
         line | u64::from(answer)
     }
+}
+
+/// Length of the interim answers with which a segment begins and behind which it goes on, hidden; of at most
+/// two, and 0 where nothing is behind them.
+///
+/// # Safety
+/// `skb` must be the context of the ingress hook, and `segment` what is in it.
+#[inline(never)]
+unsafe fn interim(skb: *mut __sk_buff, segment: &Segment) -> u32 {
+    let mut rest = *segment;
+    // SAFETY: by contract.
+    unsafe {
+        for _ in 0..2 {
+            let head = head::search(skb, &rest);
+            if head.is_null() {
+                break;
+            }
+            let length = hidden((*head).search.head());
+            if length == 0 || length >= rest.payload {
+                break;
+            }
+            rest.offset = hidden(rest.offset + length);
+            rest.payload = hidden(rest.payload - length);
+            let answer = reply::answer(&segment::head(skb, rest), PROTOCOL_HTTP1, rest.payload);
+            if !is(hidden(u32::from(answer as u32 == Answer::Interim as u32))) {
+                break;
+            }
+        }
+    }
+    hidden(rest.offset.wrapping_sub(segment.offset))
 }
 
 /// What the agent has counted the exchange as that has just been answered ([`counted::take`]).

@@ -337,6 +337,42 @@ fn interim_answers_are_no_answers() {
     assert!(p50 >= Some(200_000), "{row:#}");
 }
 
+/// The final answer counts, and its status, also where it comes in one piece with those before it.
+#[test]
+fn what_stands_behind_interim_answers_is_an_answer() {
+    need!("python3");
+    const HINTS: &str = "HTTP/1.1 103 Early Hints\r\nLink: </a>\r\n\r\n";
+    const OK: &str = "HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok";
+    const ILL: &str = "HTTP/1.1 503 Ill\r\nContent-Length: 0\r\n\r\n";
+    let mut talk = Talk::new("behind-interim", |mut stream| {
+        for answer in [
+            format!("{HINTS}{OK}"),
+            format!("{HINTS}{HINTS}{OK}"),
+            format!("HTTP/1.1 100 Continue\r\n\r\n{HINTS}{ILL}"),
+        ] {
+            if read_head(&mut stream).is_none() {
+                return;
+            }
+            let _ = stream.write_all(answer.as_bytes());
+        }
+        wait_end(stream);
+    });
+    talk.value(CONNECT);
+    for (number, end) in ["ok", "ok", "0\\r\\n\\r\\n"].iter().enumerate() {
+        talk.value(r"s.sendall(b'GET / HTTP/1.1\r\nHost: a\r\n\r\n')");
+        talk.value("(got := b'')");
+        let python = format!(
+            "[got := got + s.recv(999) for _ in iter(lambda: got.endswith(b'{end}'), True)] and 0"
+        );
+        talk.value(&python);
+        talk.agent.wait_row(DESTINATION, "its answer", |row| {
+            row["responses"] == number + 1
+        });
+    }
+    talk.value("s.close()");
+    talk.expect(&[("responses", 3), ("status", 1)], (3, 1));
+}
+
 /// 413 while the program still uploads: what it sends of it afterwards asks for nothing.
 #[test]
 fn an_early_answer_ends_the_exchange() {
