@@ -190,6 +190,21 @@ pub fn take(cells: &mut impl Cells, epoch: u64, budget: Budget) -> bool {
     false
 }
 
+/// Gives a token back that was taken in this epoch, for what has turned out to be no retry. True if it was: then
+/// all is as if it had never been taken, and what it was taken for had been another attempt from the start.
+///
+/// Only while the epoch is under way, for what later ones began with would have to be changed as well; else the
+/// token stays spent. (A CPU that is interrupted between the two may leave one token too few in what the next
+/// epoch began with: each CPU can do that once.)
+#[inline(always)]
+pub fn give_back(cells: &mut impl Cells, epoch: u64) -> bool {
+    if cells.epoch() != epoch {
+        return false;
+    }
+    cells.add_spent(u64::MAX);
+    true
+}
+
 /// Tokens that are left; `None`: there is no budget.
 pub fn left(cells: &impl Counts, epoch: u64, budget: Budget) -> Option<u64> {
     if budget.share_ppm == NO_BUDGET {

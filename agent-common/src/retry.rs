@@ -82,8 +82,8 @@ pub struct Retries {
     pub held_spin: u32,
     /// Retries refused because the deadline of their operation had passed.
     pub rejected_deadline: u32,
-    /// Retries that passed, by what they were of their operation: its second attempt, its third, its
-    /// fourth, a later one.
+    /// Retries that dialled, by what they were of their operation: its second attempt, its third, its
+    /// fourth, a later one. Each is counted once it is known to be one: with its first request, or at its end.
     pub nth: [u32; NTH],
     /// As `rejected_deadline`, where observe mode let them pass.
     pub would_deadline: u32,
@@ -107,7 +107,7 @@ pub const NTH: usize = 4;
 layout!(Retries, size 168, begins at 0, epoch at 64, rejected_budget at 80, nth at 112, live at 144);
 
 impl Retries {
-    /// Retries that passed.
+    /// Retries that dialled.
     pub fn total(&self) -> u64 {
         self.nth.iter().map(|&n| u64::from(n)).sum()
     }

@@ -294,6 +294,12 @@ pub const STAMP_WATCHED: u32 = 1 << 8;
 /// Beside [`STAMP_WATCHED`]: it was looked at for another reason than that the row's connects are, so a pause after
 /// it is waited for.
 pub const STAMP_RENEWS: u32 = 1 << 13;
+/// `connect()` took it for a retry, and it is not counted yet: by its first request, or at its end.
+pub const STAMP_TAKEN: u32 = 1 << 14;
+/// Beside [`STAMP_TAKEN`]: it has cost the budget a token.
+pub const STAMP_SPENT: u32 = 1 << 15;
+/// Its first request has shown that it is not what `connect()` took it for, a retry or a fresh call.
+pub const STAMP_CORRECTED: u32 = 1 << 17;
 /// Its SYN is held now.
 pub const STAMP_HELD: u32 = 1 << 12;
 /// Keepalive was switched on by us.

@@ -8,8 +8,8 @@ use agent_common::{
     row::{OTHER_ROW, ROW_LIMITED, ROW_PROTECTED, ROW_RETRIES},
     stamp::{
         PHASE_ENDED, PHASE_HELD, PHASE_IDLE, PHASE_OPEN, PHASE_STAMPED, STAMP_CLAIMED,
-        STAMP_OBSERVED, STAMP_PROBE, STAMP_PROBE_BY_EXCHANGE, STAMP_UNJUDGED, STAMP_WATCHED,
-        STAMP_WOULD,
+        STAMP_OBSERVED, STAMP_PROBE, STAMP_PROBE_BY_EXCHANGE, STAMP_TAKEN, STAMP_UNJUDGED,
+        STAMP_WATCHED, STAMP_WOULD,
     },
     syn::first_timeout_ticks,
     verdict::{
@@ -223,12 +223,13 @@ fn judge(ctx: &SockAddrContext, addr: [u8; 16], ifindex: u32) -> i32 {
             let looks = hidden(retries::looks(row, index, before_ns, now));
             if looks != 0 {
                 operation = retries::judge(row, index, now, pid_tgid, may_do);
+                flags |= looks | hidden(retries::takes(operation, may_do));
             }
-            flags |= looks;
             if operation <= OVER_LAST {
                 why = refusal::BY_RETRY + operation as u32;
                 if !is(enforced) {
                     operation = hidden64(retries::let_pass(index, pid_tgid as u32));
+                    flags |= STAMP_TAKEN;
                 }
             }
         }

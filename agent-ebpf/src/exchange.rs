@@ -38,7 +38,7 @@ use crate::{
     outcome, paces, request,
     segment::{self, Segment},
     speaks::{self, FAREWELL},
-    stamps, tls,
+    stamps, taken, tls,
 };
 
 const PASS: i32 = 1;
@@ -179,6 +179,10 @@ unsafe fn out(ctx: &SkBuffContext, stamp: *mut Stamp, segment: Segment, verdict:
                     tls::sent(ctx.skb.skb, stamp, &segment);
                 } else if protocol == PROTOCOL_HTTP1 {
                     (*stamp).tls_stage = speaks::asks(ctx.skb.skb, &segment);
+                }
+                if protocol != PROTOCOL_HTTP1 {
+                    // What it asks for cannot be compared.
+                    taken::counts(stamp);
                 }
                 if (*stamp).in_end == 0
                     && let Some(row) = outcome::unpinned_row_of(stamp)

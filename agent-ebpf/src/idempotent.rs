@@ -31,7 +31,7 @@ use crate::{
     opaque::{hidden, hidden64},
     paces, rows,
     segment::{self, Segment},
-    tried,
+    taken, tried,
 };
 
 const PASS: i32 = 1;
@@ -164,8 +164,18 @@ unsafe fn is_first(stamp: *mut Stamp) -> bool {
 ///
 /// # Safety
 /// As [`matters`]; `skb` must be the context of the egress hook.
-#[inline(never)]
+#[inline(always)]
 pub unsafe fn asks(skb: *mut __sk_buff, stamp: *mut Stamp, row: *mut Row) -> i32 {
+    // SAFETY: by contract.
+    unsafe {
+        let fate = compares(skb, stamp, row);
+        taken::counts(stamp);
+        fate
+    }
+}
+
+#[inline(never)]
+unsafe fn compares(skb: *mut __sk_buff, stamp: *mut Stamp, row: *mut Row) -> i32 {
     // SAFETY: by contract, map memory.
     unsafe {
         // Once more: what the verifier knew of it by now would make many walks of this.
@@ -217,7 +227,12 @@ pub unsafe fn asks(skb: *mut __sk_buff, stamp: *mut Stamp, row: *mut Row) -> i32
         }
         let repeats = if number == 0 {
             let repeats = hidden(first(stamp, hidden(before.failed), print));
-            match hidden(tried::asked(stamp, print, bpf_ktime_get_ns())) {
+            match hidden(tried::asked(
+                stamp,
+                print,
+                hidden(before.failed),
+                bpf_ktime_get_ns(),
+            )) {
                 0 => repeats,
                 _ => MAY_BE_SAME,
             }

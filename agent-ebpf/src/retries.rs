@@ -9,13 +9,15 @@ use agent_common::{
     budget::{self, Cells as _},
     pace,
     retry::{
-        BUSY, ENDED_UNCONNECTED, ENDED_WELL, HELD, MOST_REFUSALS, NO_LIMIT, NTH, SAMPLE_TICKS,
-        SELDOM_NS, TASK_SLOTS, Task, age_ns, fresh, is_in_time, is_new_second, is_to_come,
-        operation_begin_ns, operation_number, owner, pack_operation, pause, place, tick,
-        unpack_operation,
+        BUSY, ENDED_UNCONNECTED, ENDED_WELL, HELD, MOST_REFUSALS, NO_LIMIT, SAMPLE_TICKS,
+        SELDOM_NS, TASK_SLOTS, Task, age_ns, fresh, is_in_time, is_new_second, is_retry,
+        is_to_come, operation_begin_ns, operation_number, owner, pack_operation, pause, place,
+        tick, unpack_operation,
     },
     row::ROW_RETRIES,
-    stamp::{PROTOCOL_HTTP1, STAMP_RENEWS, STAMP_WATCHED, unpack_request},
+    stamp::{
+        PROTOCOL_HTTP1, STAMP_RENEWS, STAMP_SPENT, STAMP_TAKEN, STAMP_WATCHED, unpack_request,
+    },
     tried::WELL,
 };
 use aya_ebpf::helpers::generated::bpf_get_current_pid_tgid;
@@ -80,6 +82,18 @@ unsafe fn renews(row: *mut Row, index: u32, before_ns: u64, now: u64) -> u32 {
             (*retries).second = attempts;
         }
         u32::from(attempts.wrapping_sub((*retries).second) < BUSY)
+    }
+}
+
+/// What the stamp of a judged connect says of it, given what may be done to it: [`STAMP_TAKEN`] and [`STAMP_SPENT`].
+#[inline(never)]
+pub fn takes(operation: u64, mode: u32) -> u32 {
+    if !is_retry(operation) {
+        0
+    } else if mode == Mode::OFF {
+        STAMP_TAKEN
+    } else {
+        STAMP_TAKEN | STAMP_SPENT
     }
 }
 
@@ -326,19 +340,13 @@ unsafe fn allowed(
                 held = HELD;
             }
         }
-        passes(task, retries, first, number, since) | held
+        passes(task, first, number, since) | held
     }
 }
 
 /// A retry passes.
 #[inline(always)]
-unsafe fn passes(
-    task: *mut Task,
-    retries: *mut Retries,
-    first: u64,
-    number: u32,
-    since: u32,
-) -> u64 {
+unsafe fn passes(task: *mut Task, first: u64, number: u32, since: u32) -> u64 {
     // SAFETY: by the caller, map memory.
     unsafe {
         (*task).refusals = 0;
@@ -348,8 +356,6 @@ unsafe fn passes(
             // The pause after this connect says nothing of the pace after a good call.
             (*task).last_ns = 0;
         }
-        let nth = (number.wrapping_sub(1) as usize).min(NTH - 1);
-        atomics::add32((&raw mut (*retries).nth).cast::<u32>().add(nth), 1);
         pack_operation(first, number + 1, since + 1)
     }
 }
@@ -387,12 +393,9 @@ pub unsafe fn let_pass(index: u32, caller: u32) -> u64 {
         let Some(task) = maps::TASKS.get_ptr_mut(place(caller, TASK_SLOTS)) else {
             return 0;
         };
-        let Some(retries) = maps::RETRIES.get_ptr_mut(index) else {
-            return 0;
-        };
         let (first, number, since) = unpack_operation((*task).operation);
         (*task).open += 1;
-        passes(task, retries, first, number, since)
+        passes(task, first, number, since)
     }
 }
 
