@@ -192,8 +192,12 @@ unsafe fn is_another(
             // It went well since, but may have failed as well.
             return false;
         }
-        // The failure of a request that is not known is worth one retry, too.
-        let Some((id, unknown)) = place_of(stamp, SOME) else {
+        // The failure of a request that is not known is worth one retry, too; but not to who has been seen to take up
+        // something else.
+        let (Some((id, unknown)), Some(pace)) = (
+            place_of(stamp, SOME),
+            paces::pace_of(owner((*stamp).pid, (*stamp).row)),
+        ) else {
             return false;
         };
         let known = *unknown;
@@ -201,6 +205,7 @@ unsafe fn is_another(
         if is_unknown {
             repeats(unknown, id, known.failures);
         }
-        !is_unknown && before != SOME
+        let may_be_that = is_unknown || before == SOME;
+        !may_be_that || (*pace).habit.moves_on != 0
     }
 }

@@ -18,6 +18,7 @@ pub mod memo;
 pub mod memory;
 mod named;
 pub mod node;
+mod operations;
 mod orders;
 pub mod pause;
 pub mod plan;

@@ -4,7 +4,7 @@ use std::sync::atomic::Ordering;
 
 use anyhow::{Result, anyhow};
 
-use super::{memory, node::Node, view};
+use super::{memory, node::Node, operations::Operations, view};
 use crate::{
     control::api::State,
     kernel::{clock, programs::HOOKS},
@@ -36,7 +36,14 @@ pub async fn text(node: &mut Node) -> Result<String> {
         };
         let (connects, responses) = (buckets(row.histogram), buckets(row.response_histogram));
         let retries = node.table.retries(id.index);
-        let all = retries.all_attempts(row.attempts, row.established, row.requests);
+        let attempts = retries.all_attempts(row.attempts, row.established, row.requests);
+        let operations = node.tally.operations.next(
+            id,
+            Operations {
+                by_attempts: retries.operations(attempts),
+                attempts,
+            },
+        );
         rows.add(&RowMetrics {
             destination: view::destination(id, &row),
             workload: view::workload(id, &row, &mut node.names),
@@ -57,9 +64,9 @@ pub async fn text(node: &mut Node) -> Result<String> {
             retries: retries.total(),
             live_retries: retries.live_total(),
             non_idempotent: view::non_idempotent(&retries),
-            operation_attempts: all,
+            operation_attempts: operations.attempts,
             budget_tokens: view::tokens(&node.plan, &row, retries, clock::now()),
-            operations: retries.operations(all),
+            operations: operations.by_attempts,
             timeouts: view::firings(&row),
             transitions: node.tally.transitions(id),
             connect: Latencies {
