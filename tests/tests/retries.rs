@@ -6,6 +6,8 @@
     reason = "figures for docs/RETRIES.md, shown by --nocapture"
 )]
 
+#[path = "retries/asked.rs"]
+mod asked;
 #[path = "retries/programs.rs"]
 mod programs;
 
