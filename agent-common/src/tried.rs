@@ -80,6 +80,13 @@ pub const fn id(process: u64, print: u32) -> u64 {
     mixed(mixed(0, process), print as u64) | 1
 }
 
+/// A request that has failed, while its program has not closed its connection yet ([`id`]). Its entry, without
+/// failures, pushes none out.
+#[inline(always)]
+pub const fn id_open(process: u64, print: u32) -> u64 {
+    !id(process, print) | 1
+}
+
 impl Tried {
     /// Which attempt of its operation has failed last, from 1.
     #[inline(always)]
@@ -115,8 +122,11 @@ mod tests {
     proptest! {
         #[test]
         fn a_request_has_a_place(pid: u32, row: u32, print: u32) {
-            let id = id(owner(pid, row), print);
-            prop_assert!(id != 0 && place(id, TRIED_SLOTS) < TRIED_SLOTS);
+            let ids = [id(owner(pid, row), print), id_open(owner(pid, row), print)];
+            prop_assert!(ids[0] != ids[1]);
+            for id in ids {
+                prop_assert!(id != 0 && place(id, TRIED_SLOTS) < TRIED_SLOTS);
+            }
         }
 
         /// In the window and not much longer, also where the time wraps. (At its very end the ticks decide.)

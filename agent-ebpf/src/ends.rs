@@ -10,8 +10,8 @@ use agent_common::{
     retry::{ENDED_UNANSWERED, ENDED_WELL},
     row::FAIL_LISTED,
     stamp::{
-        KIND_HANDSHAKE, PROTOCOL_SSH, STAMP_HALF_CLOSED, STAMP_PROBE, STAMP_PROBE_BY_EXCHANGE,
-        STAMP_WOULD, kind_of_request, unpack_request,
+        KIND_HANDSHAKE, PROTOCOL_HTTP1, PROTOCOL_SSH, STAMP_HALF_CLOSED, STAMP_PROBE,
+        STAMP_PROBE_BY_EXCHANGE, STAMP_WOULD, kind_of_request, unpack_request,
     },
 };
 
@@ -19,7 +19,7 @@ use crate::{
     atomics, counted, events, maps,
     opaque::hidden64,
     outcome::{self, Window},
-    request, retries,
+    request, retries, tried,
 };
 
 const EPIPE: u32 = 32;
@@ -296,6 +296,9 @@ pub unsafe fn closing(stamp: *mut Stamp, now: u64, change: &Change) -> bool {
             tell(stamp, now, seq, us, outcome, error);
             probe_ended(stamp, now, us, outcome);
             would_ended(stamp, false);
+            if (*stamp).protocol == PROTOCOL_HTTP1 {
+                tried::fails(stamp, cookie, now);
+            }
         }
         ended(row);
     }

@@ -15,6 +15,7 @@ use agent_common::{
     http::{self, BODY_NONE},
     reply::{self, Answer},
     request::{SENDS, asked, asked_on},
+    retry::ENDED_WELL,
     stamp::{
         KIND_GREETING, KIND_HANDSHAKE, KIND_REQUEST, PHASE_OPEN, PHASE_PENDING, PROTOCOL_ADOPTED,
         PROTOCOL_AMQP, PROTOCOL_HTTP1, PROTOCOL_MULTIPLEXED, PROTOCOL_OPAQUE, PROTOCOL_TLS,
@@ -38,7 +39,7 @@ use crate::{
     outcome, paces, request,
     segment::{self, Segment},
     speaks::{self, FAREWELL},
-    stamps, taken, tls,
+    stamps, taken, tls, tried,
 };
 
 const PASS: i32 = 1;
@@ -374,6 +375,9 @@ unsafe fn back(ctx: &SkBuffContext, stamp: *mut Stamp, mut segment: Segment) {
                     says: ends::says(answer, line),
                 },
             );
+            if (*stamp).ended != ENDED_WELL && protocol == PROTOCOL_HTTP1 {
+                tried::fails(stamp, bpf_get_socket_cookie(ctx.as_ptr()), now);
+            }
             ended(row);
         }
     }

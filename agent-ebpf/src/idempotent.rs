@@ -135,6 +135,24 @@ pub unsafe fn failed(stamp: *mut Stamp, cookie: u64, ended: u32) -> u32 {
     }
 }
 
+/// Print of a connection's last request; 0: it is not known.
+///
+/// # Safety
+/// As [`failed`].
+#[inline(always)]
+pub unsafe fn last(stamp: *mut Stamp, cookie: u64) -> u32 {
+    // SAFETY: by contract, map memory.
+    unsafe {
+        let (number, _) = unpack_request(atomics::load(&raw const (*stamp).request));
+        match asked_of(cookie) {
+            Some(asked) if (*asked).owner == cookie && u32::from((*asked).number) == number => {
+                (*asked).sent
+            }
+            _ => 0,
+        }
+    }
+}
+
 /// Whether a request is looked at.
 ///
 /// # Safety

@@ -6,10 +6,10 @@ use agent_common::{
     pace::Pace,
     retry::{is_retry, operation_time, owner, pack_operation, place, tick},
     stamp::{PROTOCOL_UNKNOWN, STAMP_CORRECTED, STAMP_TAKEN, unpack_request},
-    tried::{TRIED_SLOTS, Tried, WELL, failed, failed_again, id, repeated},
+    tried::{TRIED_SLOTS, Tried, WELL, failed, failed_again, id, id_open, repeated},
 };
 
-use crate::{atomics, maps, opaque::hidden, outcome, paces, taken};
+use crate::{atomics, idempotent, maps, opaque::hidden, outcome, paces, taken};
 
 /// The window of a row whose policy is not known, ns.
 const WINDOW_NS: u64 = 10_000_000_000;
@@ -19,6 +19,14 @@ const WINDOW_NS: u64 = 10_000_000_000;
 unsafe fn place_of(stamp: *mut Stamp, print: u32) -> Option<(u64, *mut Tried)> {
     // SAFETY: by the caller, map memory.
     let id = unsafe { id(owner((*stamp).pid, (*stamp).row), print) };
+    Some((id, maps::TRIED.get_ptr_mut(place(id, TRIED_SLOTS))?))
+}
+
+/// The place of this process's request while its connection is open.
+#[inline(always)]
+unsafe fn open_place_of(stamp: *mut Stamp, print: u32) -> Option<(u64, *mut Tried)> {
+    // SAFETY: as above.
+    let id = unsafe { id_open(owner((*stamp).pid, (*stamp).row), print) };
     Some((id, maps::TRIED.get_ptr_mut(place(id, TRIED_SLOTS))?))
 }
 
@@ -48,6 +56,32 @@ unsafe fn learns(pace: *mut Pace, is_same: bool) {
     }
 }
 
+/// The last request of a connection has failed. Its program need not have closed it before it asks again, on another
+/// thread or in its own time.
+///
+/// # Safety
+/// `stamp` must be map memory, and belong to the socket with this cookie.
+#[inline(never)]
+pub unsafe fn fails(stamp: *mut Stamp, cookie: u64, now: u64) {
+    // SAFETY: by contract, map memory.
+    unsafe {
+        let print = hidden(idempotent::last(stamp, cookie));
+        if print == 0 || (*stamp).pid == 0 {
+            return;
+        }
+        let Some((id, tried)) = open_place_of(stamp, print) else {
+            return;
+        };
+        if (*tried).stays(now, window_ns(stamp)) {
+            return;
+        }
+        (&raw mut (*tried).id).write_volatile(0);
+        (&raw mut (*tried).at).write_volatile(tick(now));
+        (&raw mut (*tried).failures).write_volatile(WELL);
+        (&raw mut (*tried).id).write_volatile(id);
+    }
+}
+
 /// A program closes a connection and so knows how its last request, of this print, has ended: `attempt` of its
 /// operation has failed, or it went [`WELL`].
 ///
@@ -71,9 +105,15 @@ pub unsafe fn ended(stamp: *mut Stamp, print: u32, now: u64, attempt: u32) {
             }
             print = SOME;
         }
-        let Some((id, tried)) = place_of(stamp, hidden(print)) else {
+        let print = hidden(print);
+        let (Some((id, tried)), Some((id_open, open))) =
+            (place_of(stamp, print), open_place_of(stamp, print))
+        else {
             return;
         };
+        if attempt != WELL {
+            atomics::replace(&raw mut (*open).id, id_open, 0);
+        }
         let is_known = (*tried).id == id;
         if attempt == WELL {
             // (Whether it is asked for again will show: then it counts against this.)
@@ -183,6 +223,12 @@ unsafe fn is_another(
         let window_ns = window_ns(stamp);
         if (*tried).id != id && (*tried).stays(now, window_ns) {
             // That one may have pushed it out.
+            return false;
+        }
+        let Some((id_open, open)) = open_place_of(stamp, print) else {
+            return false;
+        };
+        if (*open).id == id_open && (*open).is_recent(now, window_ns) {
             return false;
         }
         if is_print(before) {
