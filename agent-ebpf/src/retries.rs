@@ -56,7 +56,9 @@ pub unsafe fn looks(row: *mut Row, index: u32, before_ns: u64, now: u64) -> u32 
     let is_seldom = now.wrapping_sub(before_ns).wrapping_sub(1) > SELDOM_NS;
     // SAFETY: by contract, map memory.
     unsafe {
-        if (is_seldom || is_new_second(now, before_ns))
+        // (Or a program begins many at once: what the first ones ask for is known when one of them fails.)
+        let is_young = (&raw const (*row).attempts).read_volatile() < u64::from(BUSY);
+        if (is_seldom || is_young || is_new_second(now, before_ns))
             && hidden(renews(row, index, before_ns, now)) != 0
         {
             return STAMP_WATCHED | STAMP_RENEWS;
