@@ -5,7 +5,7 @@ use agent_common::{
     method::{SOME, is_print},
     pace::Pace,
     retry::{is_retry, operation_time, owner, pack_operation, place, tick},
-    stamp::{PROTOCOL_UNKNOWN, STAMP_CORRECTED, STAMP_TAKEN, unpack_request},
+    stamp::{STAMP_CORRECTED, STAMP_TAKEN, unpack_request},
     tried::{TRIED_SLOTS, Tried, WELL, failed, failed_again, id, id_open, repeated},
 };
 
@@ -97,9 +97,13 @@ pub unsafe fn ended(stamp: *mut Stamp, print: u32, now: u64, attempt: u32) {
         let (number, _) = unpack_request(atomics::load(&raw const (*stamp).request));
         let mut print = print;
         if !is_print(print) {
-            // A request that was not looked at has failed; or a connect, for a request that is not known.
-            let is_unknown = print == SOME
-                || ((*stamp).protocol == PROTOCOL_UNKNOWN && !is_retry((*stamp).operation));
+            // A request that was not looked at has failed; or a connect, for a request that is not known. (What
+            // repeats such a one has failed in its place.)
+            let is_unknown = if number == 0 {
+                !is_retry((*stamp).operation)
+            } else {
+                print == SOME
+            };
             if attempt == WELL || !is_unknown {
                 return;
             }
