@@ -9,10 +9,10 @@ use agent_common::{
     budget::{self, Cells as _},
     pace,
     retry::{
-        BUSY, ENDED_UNCONNECTED, ENDED_WELL, HELD, MOST_REFUSALS, NO_LIMIT, SAMPLE_TICKS,
-        SELDOM_NS, TASK_SLOTS, Task, age_ns, fresh, is_in_time, is_new_second, is_retry,
-        is_to_come, operation_begin_ns, operation_number, owner, pack_operation, pause, place,
-        tick, unpack_operation,
+        BUSY, ENDED_UNANSWERED, ENDED_UNCONNECTED, ENDED_WELL, HELD, MOST_REFUSALS, NO_LIMIT,
+        Rhythm, SAMPLE_TICKS, SELDOM_NS, TASK_SLOTS, Task, Trial, age_ns, beat, fresh, is_in_time,
+        is_new_second, is_retry, is_to_come, operation_begin_ns, operation_number, owner,
+        pack_operation, pause, place, tick, trial, unpack_operation,
     },
     row::ROW_RETRIES,
     stamp::{
@@ -168,6 +168,7 @@ unsafe fn claim(task: *mut Task, caller: u64, row: *mut Row) {
         (*task).in_doubt = 0;
         (*task).refusals = 0;
         (*task).failed = 0;
+        (*task).rhythm = Rhythm(0);
     }
 }
 
@@ -184,6 +185,8 @@ unsafe fn again(
     unsafe {
         let last_ns = (*task).last_ns;
         (*task).last_ns = now;
+        let distance = beat(now).wrapping_sub((*task).dialled);
+        (*task).dialled = beat(now);
         if last_ns == 0 {
             return 0;
         }
@@ -194,6 +197,16 @@ unsafe fn again(
         let bucket = hidden(pace::bucket(pause_ns));
         if (*task).ended == ENDED_WELL {
             (*pace).good = pace::with((*pace).good, bucket);
+            (*task).rhythm = (*task).rhythm.with_next(distance);
+            return 0;
+        }
+        if (*task).rhythm.keeps(distance) {
+            // It calls by the clock, and would have called now in any case.
+            (*task).ended = ENDED_WELL;
+            (*task).pending = 0;
+            (*task).retried_ns = 0;
+            (*task).refusals = 0;
+            (*task).failed = 0;
             return 0;
         }
         let is_soon = if pace::total((*pace).good) == 0 {
@@ -310,7 +323,8 @@ unsafe fn allowed(
         let mut held = 0;
         if mode != Mode::OFF {
             let limit = (*policy).limit;
-            if limit != NO_LIMIT && since > limit {
+            let is_beyond = limit != NO_LIMIT && since > limit;
+            if is_beyond && !tries(task, retries, (*policy).window_ns, now) {
                 if mode == Mode::ENFORCE {
                     atomics::add32(&raw mut (*retries).rejected_limit, 1);
                 } else {
@@ -343,6 +357,30 @@ unsafe fn allowed(
             }
         }
         passes(task, first, number, since) | held
+    }
+}
+
+/// Whether an attempt beyond the limit is let pass all the same, to find out whether the destination answers again.
+/// (Where connects failed, the agent finds out by itself.)
+#[inline(never)]
+unsafe fn tries(task: *mut Task, retries: *mut Retries, window_ns: u64, now: u64) -> bool {
+    // SAFETY: by the caller, map memory.
+    unsafe {
+        if (*task).ended != ENDED_UNANSWERED {
+            return false;
+        }
+        // (0 is never.)
+        let now = tick(now) | 1;
+        let place = &raw mut (*retries).trial;
+        let last = place.read_volatile();
+        match trial(last, now, window_ns) {
+            Trial::No => false,
+            Trial::Begins => {
+                atomics::replace32(place, last, now);
+                false
+            }
+            Trial::Passes => atomics::replace32(place, last, now),
+        }
     }
 }
 

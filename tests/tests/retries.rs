@@ -8,6 +8,8 @@
 
 #[path = "retries/asked.rs"]
 mod asked;
+#[path = "retries/pollers.rs"]
+mod pollers;
 #[path = "retries/programs.rs"]
 mod programs;
 
