@@ -203,8 +203,12 @@ async fn commands_against_an_agent() {
     assert_eq!(code, 0);
     assert_eq!(
         text,
-        "[2001:db8::1]:443 is refused for 1m 30s, for workload a/b: 2 rows now, and those still to come\n"
+        "[2001:db8::1]:443 is refused for 1m30s, for workload a/b: 2 rows now, and those still to come\n"
     );
+    let (_, text) = command(client, "trip [2001:db8::1]:443 --for 365d").await;
+    assert!(text.contains(" is refused for 365d, "), "{text}");
+    let (code, _) = command(client, "trip [2001:db8::1]:443 --workload a/b --for 90s").await;
+    assert_eq!(code, 0);
     let asked = backend.asked().last().cloned();
     assert_eq!(
         asked.as_deref(),
