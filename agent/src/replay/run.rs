@@ -10,6 +10,7 @@ use super::shadow::{Shadow, Stamp};
 use crate::core::{
     Action, BreakerSettings, DialTarget, Engine, Event, Nanos, ProbeOutcome, RowId, State,
     WindowKind, is_loopback,
+    refusing::{Refusing, TOLD_EVERY},
 };
 use crate::daemon::plan::{self, Plan, Ticks};
 use crate::daemon::view;
@@ -21,8 +22,8 @@ const SEED: u64 = 1;
 const DIAL: Nanos = Nanos::from_millis(1);
 /// A dial that the recording says was not answered was made at most this much earlier.
 const DIAL_DISORDER: Nanos = Nanos::from_millis(1200);
-/// The kernel tells of refusals at most this often for each row.
-const REFUSED_EVERY: Nanos = Nanos::from_secs(1);
+/// Lines of refusals that are no farther apart are of one run of refusals: the agent writes one a second.
+const SPREAD_OVER: Nanos = Nanos::from_millis(1500);
 /// While connects fail, the agent counts the destinations with traffic this often.
 const TRAFFIC_EVERY: Nanos = Nanos::from_millis(500);
 /// Traffic is a connect within this time.
@@ -86,6 +87,7 @@ struct Replay<'a> {
     /// Dials that were recorded.
     redials: BTreeMap<DialTarget, Vec<(Nanos, bool)>>,
     counted_at: Nanos,
+    refusing: Refusing,
     actions: Vec<Action>,
     transitions: Vec<Transition>,
 }
@@ -110,6 +112,7 @@ pub fn replay(recording: &Recording, config: &Config) -> Replayed {
         reachable: HashMap::new(),
         redials: BTreeMap::new(),
         counted_at: Nanos::ZERO,
+        refusing: Refusing::default(),
         actions: Vec::new(),
         transitions: Vec::new(),
     };
@@ -180,7 +183,7 @@ impl<'a> Replay<'a> {
                 self.begin(index, window, number, segment, 0);
             }
         }
-        for (number, &(at, count)) in (0..).zip(&recorded.refused) {
+        for (number, (at, count)) in (0..).zip(spread(&recorded.refused)) {
             self.push(at, index, 0, number, What::Refused { count });
         }
         let mut report = RowReport::new(key, plan.name(resolution.policy as u32));
@@ -245,18 +248,32 @@ impl<'a> Replay<'a> {
 
     fn run(&mut self) {
         while let Some(&Reverse(next)) = self.happenings.peek() {
-            if let Some(deadline) = self.engine.next_deadline()
-                && deadline < next.at
+            let wakes = [self.engine.next_deadline(), self.refusing.next_look()];
+            if let Some(now) = wakes.into_iter().flatten().min()
+                && now < next.at
             {
-                self.engine
-                    .handle(Event::Deadline, deadline, &mut self.actions);
-                self.perform(deadline);
+                self.wake(now);
                 continue;
             }
             self.happenings.pop();
             self.happen(next);
             self.perform(next.at);
         }
+    }
+
+    /// A deadline of the core's, or a look at rows that refuse.
+    fn wake(&mut self, now: Nanos) {
+        if self.engine.next_deadline().is_some_and(|at| at <= now) {
+            self.engine.handle(Event::Deadline, now, &mut self.actions);
+        }
+        let engine = &self.engine;
+        let is_open = |row| engine.state(row) == Some(State::Open);
+        for row in self.refusing.due(now, is_open) {
+            let refused = self.rows[row.index as usize].refused_total;
+            let event = Event::Refused { row, refused };
+            self.engine.handle(event, now, &mut self.actions);
+        }
+        self.perform(now);
     }
 
     fn happen(&mut self, happening: Happening) {
@@ -267,8 +284,7 @@ impl<'a> Replay<'a> {
             What::Refused { count } => {
                 if self.rows[row].shadow.refuses(at) {
                     self.rows[row].report.refused_then += count;
-                    self.rows[row].refused_total += count;
-                    self.tell_refused(row, at);
+                    self.refused(row, count, at);
                 } else {
                     self.rows[row].report.unknown += count;
                 }
@@ -344,13 +360,7 @@ impl<'a> Replay<'a> {
                 let report = &mut row.report;
                 report.refused += 1;
                 report.refused_good += u64::from(!segment.failed);
-                row.refused_total += 1;
-                if row
-                    .refused_told
-                    .is_none_or(|told| at - told >= REFUSED_EVERY)
-                {
-                    self.tell_refused(index, at);
-                }
+                self.refused(index, 1, at);
             }
         }
         if n + 1 < segment.len() {
@@ -414,11 +424,20 @@ impl<'a> Replay<'a> {
         }
     }
 
-    fn tell_refused(&mut self, index: usize, at: Nanos) {
-        self.rows[index].refused_told = Some(at);
-        let refused = self.rows[index].refused_total;
+    /// The row has refused so many more, of which the kernel tells now and then.
+    fn refused(&mut self, index: usize, count: u64, at: Nanos) {
+        let row = &mut self.rows[index];
+        row.refused_total += count;
+        if row.refused_told.is_some_and(|told| at - told < TOLD_EVERY) {
+            return;
+        }
+        row.refused_told = Some(at);
+        let refused = row.refused_total;
         let row = id(index);
         self.handle(index, Event::Refused { row, refused }, at);
+        if self.engine.state(row) == Some(State::Open) {
+            self.refusing.heard(row, at);
+        }
     }
 
     fn handle(&mut self, index: usize, event: Event<'static>, at: Nanos) {
@@ -513,6 +532,27 @@ impl<'a> Replay<'a> {
         }
         self.reachable.get(&target).copied().unwrap_or(false)
     }
+}
+
+/// Recorded refusals, spread over the time since those before them: a line a second says how many there
+/// were, but the agent looks at their number more often.
+fn spread(recorded: &[(Nanos, u64)]) -> Vec<(Nanos, u64)> {
+    const PARTS: u64 = 4;
+    let mut spread = Vec::with_capacity(recorded.len());
+    let mut before = None;
+    for &(at, count) in recorded {
+        let since = before.map_or(Nanos::ZERO, |before| at - before);
+        before = Some(at);
+        if since > SPREAD_OVER || count < PARTS {
+            spread.push((at, count));
+            continue;
+        }
+        for part in 0..PARTS {
+            let until = at - Nanos(since.0 / PARTS).times(PARTS - 1 - part);
+            spread.push((until, count / PARTS + u64::from(part < count % PARTS)));
+        }
+    }
+    spread
 }
 
 /// Good exchanges that may have been slow for a policy, and of which the recording does not say so.
