@@ -245,7 +245,7 @@ impl Node {
         self.keeper.heard();
     }
 
-    fn renamed(&mut self, changes: Vec<Change>) {
+    pub(super) fn renamed(&mut self, changes: Vec<Change>) {
         for change in changes {
             *self.naming.changed.entry(change.place).or_default() |= change.new_owner;
         }
