@@ -91,6 +91,7 @@ pub fn run(args: RunArgs) -> ExitCode {
 }
 
 fn start(args: RunArgs) -> Result<()> {
+    memory::keep_large_apart();
     if let Some(longest) = too_long(&args.socket) {
         return Err(Usage(longest).into());
     }
