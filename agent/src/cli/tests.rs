@@ -121,8 +121,8 @@ Options:
                                  file, else enforce] [possible values: enforce, observe]
       --listen <ADDR:PORT|none>  Address of /metrics, /healthz and /readyz, or none; port 0 takes a
                                  free one [default: 127.0.0.1:9469]
-      --state-dir <DIR>          Directory for what survives a restart: pause, manual states, open
-                                 breakers [default: /var/lib/backstop]
+      --state-dir <DIR>          Directory for what survives a restart: pause, orders by hand,
+                                 breakers, names [default: /var/lib/backstop]
       --takeover                 Take over from the agent that is live on the socket, without a gap:
                                  it ends once this one enforces [default: refuse to start beside it]
       --print-config             Print the configuration that would be used, and end

@@ -15,8 +15,8 @@ use crate::{core::Nanos, hosts::table::EVERYWHERE, sockets::namespace::live_cook
 const LOOK_EVERY: Nanos = Nanos::from_secs(60);
 
 /// Which namespaces of the names are there. See the module.
-#[derive(Default)]
 pub struct Census {
+    /// When a look was begun last, or the agent started.
     looked: Nanos,
     /// A look under way: the cookies that it found; `None`: it cannot tell.
     look: Option<JoinHandle<Option<HashSet<u64>>>>,
@@ -25,6 +25,15 @@ pub struct Census {
 }
 
 impl Census {
+    /// The first look is a minute from now.
+    pub fn new(now: Nanos) -> Self {
+        Self {
+            looked: now,
+            look: None,
+            missing: HashSet::new(),
+        }
+    }
+
     /// Of the namespaces that names were heard in, those that are gone now that a look has found `alive`.
     fn gone(&mut self, heard: impl Iterator<Item = u64>, alive: &HashSet<u64>) -> HashSet<u64> {
         let missing: HashSet<u64> = heard
@@ -83,7 +92,7 @@ mod tests {
 
     #[test]
     fn gone_is_what_two_looks_in_a_row_miss() {
-        let mut census = Census::default();
+        let mut census = Census::new(Nanos::ZERO);
         let heard = [EVERYWHERE, 1, 2, 3];
         let mut look = |alive: &[u64]| {
             let alive = alive.iter().copied().collect();
@@ -101,7 +110,7 @@ mod tests {
 
     #[test]
     fn one_look_at_a_time_and_one_a_minute() {
-        let mut census = Census::default();
+        let mut census = Census::new(Nanos::ZERO);
         let minute = Nanos::from_secs(60);
         assert!(!census.is_due(minute - Nanos(1)) && census.is_due(minute));
         census.begin(minute);

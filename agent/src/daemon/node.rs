@@ -181,7 +181,7 @@ impl Node {
             orders: restored.orders,
             keeper,
             naming,
-            census: Census::default(),
+            census: Census::new(clock::now()),
             failed_at: Nanos(0),
             counted_at: Nanos(0),
             unnamed: Vec::new(),
