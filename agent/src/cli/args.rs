@@ -63,7 +63,8 @@ pub enum Command {
         /// ones]
         #[arg(long)]
         follow: bool,
-        /// Print failures and runs of good calls, too [default: only decisions]
+        /// Print failures, runs of good calls and redials, too [default: decisions, refusals and
+        /// timeouts]
         #[arg(long)]
         all: bool,
         /// Print one JSON object a line [default: one line of text each]
@@ -114,7 +115,7 @@ pub struct RunArgs {
     /// Address of /metrics, /healthz and /readyz, or none; port 0 takes a free one
     #[arg(long, value_name = "ADDR:PORT|none", default_value = "127.0.0.1:9469")]
     pub listen: Listen,
-    /// Directory for what survives a restart: pause, manual states, open breakers
+    /// Directory for what survives a restart: pause, orders by hand, breakers, names
     #[arg(long, value_name = "DIR", default_value = "/var/lib/backstop")]
     pub state_dir: PathBuf,
     /// Take over from the agent that is live on the socket, without a gap: it ends once this one

@@ -181,7 +181,7 @@ pub const MANUAL_DEFAULT: Duration = Duration::from_secs(600);
 /// Longest time that `for` accepts: beyond a year somebody mistyped.
 pub const FOR_MAX: Duration = Duration::from_secs(366 * 24 * 3600);
 
-/// Parses the `for` of a pause or a manual state: a duration such as `90s`, `15m` or `1h 30m`,
+/// Parses the `for` of a pause or a manual state: a duration such as `90s`, `15m` or `1h30m`,
 /// from one millisecond to [`FOR_MAX`].
 ///
 /// # Errors

@@ -11,6 +11,7 @@ pub mod dialer;
 mod ends;
 pub mod evict;
 mod explain;
+mod gone;
 pub mod journal;
 pub mod latency;
 mod manual;

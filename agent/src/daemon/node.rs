@@ -17,6 +17,7 @@ use super::{
     backend::Handle,
     canary::Hidden,
     evict::Evictions,
+    gone::Census,
     journal::{Journal, WallClock},
     latency::Latencies,
     memo::{keeper::Keeper, restore::Restored},
@@ -104,6 +105,8 @@ pub struct Node {
     pub(super) orders: Orders,
     /// Names of destinations.
     pub(super) naming: Naming,
+    /// Which of the namespaces that names were heard in are there.
+    pub(super) census: Census,
     /// What came back from the agent before, in a few words.
     pub(super) restored: Option<String>,
     /// Orders whose time was over while no agent ran: to be said at the start.
@@ -178,6 +181,7 @@ impl Node {
             orders: restored.orders,
             keeper,
             naming,
+            census: Census::new(clock::now()),
             failed_at: Nanos(0),
             counted_at: Nanos(0),
             unnamed: Vec::new(),

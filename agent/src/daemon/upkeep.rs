@@ -49,6 +49,7 @@ impl Node {
         {
             tracing::error!("the pause is over but cannot be ended: {error}");
         }
+        self.forget_gone(now);
         self.follow_names(now);
         self.tell_refusals(now);
         self.tell_repeated_due(now);
