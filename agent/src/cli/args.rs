@@ -89,6 +89,16 @@ pub enum Command {
         /// The file, in TOML
         file: PathBuf,
     },
+    /// Say whether this node is really protected, what stands in the way, and what to do about it.
+    ///
+    /// Asks the agent; without one it looks at what `run` would need, which loads the programs for a moment
+    /// and attaches nothing. Exit codes: 0 protected (perhaps with warnings), 1 a problem because of which it
+    /// is not, 3 no agent answers, 4 the kernel lacks what is required.
+    Doctor {
+        /// Print JSON, with every key always present [default: text]
+        #[arg(long)]
+        json: bool,
+    },
     /// Say what a configuration would have done to calls that were recorded.
     ///
     /// EVENTS are lines of `backstop events --all --json`. Their failures and runs of good calls are

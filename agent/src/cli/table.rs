@@ -20,8 +20,9 @@ pub struct Style {
     pub now: Timestamp,
 }
 
-const RED: &str = "31";
-const YELLOW: &str = "33";
+pub(super) const RED: &str = "31";
+pub(super) const GREEN: &str = "32";
+pub(super) const YELLOW: &str = "33";
 const MAGENTA: &str = "35";
 const LOUD: &str = "1;37;41";
 

@@ -35,6 +35,7 @@ fn the_command_line_is_the_one_of_the_contract() {
             "hold-closed",
             "reset",
             "check",
+            "doctor",
             "replay"
         ]
     );

@@ -7,6 +7,7 @@ pub mod adopt;
 mod backend;
 pub mod buckets;
 pub mod canary;
+pub mod checkup;
 pub mod dialer;
 mod ends;
 pub mod evict;

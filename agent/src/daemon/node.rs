@@ -16,6 +16,7 @@ use agent_common::{
 use super::{
     backend::Handle,
     canary::Hidden,
+    checkup::Checkup,
     evict::Evictions,
     journal::{Journal, WallClock},
     latency::Latencies,
@@ -98,6 +99,8 @@ pub struct Node {
     pub(super) latencies: Latencies,
     pub(super) responses: Latencies,
     pub(super) tally: Tally,
+    /// What `doctor` is told besides.
+    pub(super) checkup: Checkup,
     /// Cgroup ids of our own canaries.
     pub hidden: Hidden,
     /// What operators have ordered.
@@ -172,6 +175,7 @@ impl Node {
             latencies: Latencies::default(),
             responses: Latencies::default(),
             tally,
+            checkup: Checkup::default(),
             hidden,
             restored: restored.said(),
             over: restored.over,

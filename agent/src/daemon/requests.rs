@@ -67,6 +67,7 @@ impl Node {
             Request::EndHandover(by, reply) => {
                 let _ = reply.send(self.end_handover(by));
             }
+            Request::Doctor(reply) => self.doctor(reply),
             Request::Config(reply) => {
                 let _ = reply.send(Ok(self.config()));
             }
@@ -234,6 +235,7 @@ impl Node {
             Ok(config) => config,
             Err(error) => {
                 self.tally.reload(false);
+                self.checkup.configuration(Some(error.to_string()));
                 self.say(Event::Config {
                     action: ConfigAction::Refused,
                     message: format!("{error}; the old configuration stays in force"),
@@ -262,9 +264,11 @@ impl Node {
         let plan = Arc::new(Plan::new(config, self.ticks));
         if let Err(error) = self.apply(plan) {
             self.tally.reload(false);
+            self.checkup.configuration(Some(format!("{error:#}")));
             return Err(error);
         }
         self.tally.reload(true);
+        self.checkup.configuration(None);
         let changed = !changes.is_empty();
         let message = if changed {
             changes

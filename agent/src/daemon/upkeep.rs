@@ -280,6 +280,7 @@ impl Node {
             }
             if attached.is_some() {
                 self.kernel.detach(&path);
+                self.checkup.detached(&path);
                 self.safety(format!(
                     "cgroup {} has vanished; it is attached again when it returns",
                     path.display()
@@ -329,7 +330,10 @@ impl Node {
                 self.hidden.remove(canary);
             }
             match proof.finding {
-                Finding::Proven => is_news = true,
+                Finding::Proven => {
+                    is_news = true;
+                    self.checkup.proven(&proof.cgroup, proof.connect6);
+                }
                 Finding::Nothing => {}
                 Finding::Failed(error) => {
                     is_news = true;
@@ -368,7 +372,9 @@ impl Node {
     }
 
     /// The configuration file is not there any more.
-    pub fn file_is_gone(&self, error: &str) {
+    pub fn file_is_gone(&mut self, error: &str) {
+        self.checkup
+            .configuration(Some(format!("the file is gone: {error}.")));
         self.say(Event::Config {
             action: ConfigAction::Missing,
             message: format!(

@@ -28,9 +28,9 @@ use rustix::{
 
 use super::{connections::Connections, lent::LentOptions, sockopt::SockoptHooks, table::Table};
 use crate::core::{Nanos, RowId};
-use attach::{Links, attach_all, detach_all};
+use attach::{Links, attach_all, detach_all, own_programs};
 
-pub use attach::HOOKS;
+pub use attach::{HOOKS, OwnProgram};
 pub use load::LoadOptions;
 
 /// An insertion: only if it is not there (include/uapi/linux/bpf.h).
@@ -161,6 +161,11 @@ impl Kernel {
     /// What is attached.
     pub fn attachments(&self) -> &[Attachment] {
         &self.attachments
+    }
+
+    /// What hangs on each of them, by hook.
+    pub fn own_programs(&self) -> Vec<OwnProgram> {
+        own_programs(&self.ebpf)
     }
 
     /// Detaches one cgroup (for one that has vanished, the kernel has done so already).
