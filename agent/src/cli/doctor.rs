@@ -1,7 +1,10 @@
 //! `doctor`: asks the agent whether this node is really protected; without one, looks at what a start of it
 //! would need.
 
-use std::{fmt::Write as _, io::Write as _};
+use std::{
+    fmt::Write as _,
+    io::{self, Write as _},
+};
 
 use super::{
     EXIT_DONE, EXIT_FAILED, EXIT_KERNEL, EXIT_UNREACHABLE, Failure,
@@ -59,24 +62,7 @@ pub async fn doctor(client: &Client, json: bool, out: &mut Output<'_>) -> Result
 fn without_agent(error: &ClientError) -> (DoctorReport, u8) {
     let machine = machine::look();
     let code = exit_code(error, machine.lacks.as_ref());
-    let what = machine::sentence(&error.to_string());
-    let silent = matches!(
-        error,
-        ClientError::Silent { .. } | ClientError::Broken { .. }
-    );
-    let remedy = match (&machine.lacks, silent) {
-        (Some(_), _) => "repair what `backstop run` needs, below",
-        (None, true) => {
-            "see whether it is stopped (kill -CONT PID) or overloaded, and its log; after 3 s without a sign of \
-             life every connect passes"
-        }
-        (None, false) => "systemctl status backstop, or start it: backstop run",
-    };
-    let mut checks = vec![doctor::fail(
-        "agent",
-        format!("{what} As far as this socket goes, nothing is protected."),
-        remedy,
-    )];
+    let mut checks = vec![no_agent(error, machine.lacks.is_some())];
     checks.extend(machine.checks);
     doctor::worst_first(&mut checks);
     let report = DoctorReport {
@@ -89,12 +75,39 @@ fn without_agent(error: &ClientError) -> (DoctorReport, u8) {
     (report, code)
 }
 
+fn no_agent(error: &ClientError, could_not_run: bool) -> Check {
+    let (what, remedy) = match error {
+        ClientError::Unreachable { socket, source } => {
+            let what = format!("No agent answers on {} ({source}).", socket.display());
+            let remedy = match source.kind() {
+                io::ErrorKind::PermissionDenied => "the socket belongs to root: ask with sudo",
+                _ => {
+                    "start it: systemctl start backstop, or backstop run; or name its socket with --socket or \
+                     BACKSTOP_SOCKET"
+                }
+            };
+            (what, remedy)
+        }
+        error => (
+            machine::sentence(&error.to_string()),
+            "see whether its process is stopped (then kill -CONT PID) or overloaded, and its log; 3 s after its \
+             last sign of life every connect passes",
+        ),
+    };
+    let remedy = match could_not_run {
+        true => "first see what `backstop run` needs, below",
+        false => remedy,
+    };
+    let what = format!("{what} As far as that one goes, nothing on this node is protected.");
+    doctor::fail("agent", what, remedy)
+}
+
 /// What the kernel lacks is worse than that no agent runs: none could. But who may not even ask for one is
 /// told that.
-fn exit_code(error: &ClientError, lacks: Option<&Unsupported>) -> u8 {
+pub(super) fn exit_code(error: &ClientError, lacks: Option<&Unsupported>) -> u8 {
     let may_not_ask = matches!(
         error,
-        ClientError::Unreachable { source, .. } if source.kind() == std::io::ErrorKind::PermissionDenied
+        ClientError::Unreachable { source, .. } if source.kind() == io::ErrorKind::PermissionDenied
     );
     match lacks {
         Some(Unsupported::Rights { .. }) if may_not_ask => EXIT_UNREACHABLE,

@@ -1,5 +1,6 @@
 //! The command line, and whole commands against a server with a fake backend.
 
+mod doctor;
 mod texts;
 mod told;
 

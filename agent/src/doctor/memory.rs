@@ -100,6 +100,6 @@ mod tests {
     fn this_process_takes_something() {
         let (memory, _) = look(Path::new("/no/such/mount"));
         assert!(memory.resident.is_some_and(|bytes| bytes > 100_000));
-        assert_eq!((memory.kernel, memory.limit), (Some(0), None));
+        assert!(memory.kernel.is_some() && memory.limit.is_none());
     }
 }
