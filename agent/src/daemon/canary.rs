@@ -197,6 +197,13 @@ impl Family {
 /// Name of a canary's cgroup, before the agent's process id.
 const NEST: &str = "backstop-canary-";
 
+/// Whether a workload is called like the cgroup of a canary, ours or another agent's. Anybody may call one so.
+pub fn is_nest(workload: &str) -> bool {
+    let name = workload.rsplit('/').next().unwrap_or_default();
+    let owner = name.strip_prefix(NEST).unwrap_or_default();
+    !owner.is_empty() && owner.bytes().all(|byte| byte.is_ascii_digit())
+}
+
 /// Removes canary cgroups that a killed agent has left below a cgroup: an empty one in the way
 /// keeps its parent from being removed.
 pub fn sweep(cgroup: &Path) {

@@ -18,6 +18,7 @@ mod manual;
 pub mod memo;
 pub mod memory;
 mod named;
+mod neighbours;
 pub mod node;
 mod orders;
 pub mod pause;

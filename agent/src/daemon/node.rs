@@ -22,6 +22,7 @@ use super::{
     latency::Latencies,
     memo::{keeper::Keeper, restore::Restored},
     named::{self, Naming, Sizes},
+    neighbours::{Neighbours, is_self_test},
     orders::Orders,
     pause::Pause,
     plan::{Plan, Ticks},
@@ -99,6 +100,8 @@ pub struct Node {
     pub(super) latencies: Latencies,
     pub(super) responses: Latencies,
     pub(super) tally: Tally,
+    /// Self-tests of other agents.
+    pub(super) neighbours: Neighbours,
     /// What `doctor` is told besides.
     pub(super) checkup: Checkup,
     /// Cgroup ids of our own canaries.
@@ -175,6 +178,7 @@ impl Node {
             latencies: Latencies::default(),
             responses: Latencies::default(),
             tally,
+            neighbours: Neighbours::default(),
             checkup: Checkup::default(),
             hidden,
             restored: restored.said(),
@@ -346,6 +350,7 @@ impl Node {
             // Nobody could be asked just now: the policy may depend on the name.
             self.unnamed.push(id);
         }
+        self.note_neighbour(id, &workload);
         let names = named::of_row(&self.naming.hosts, &row);
         let wanted = self.plan.settings_for(&destination, &workload, &names);
         let settings = Settings {
@@ -387,6 +392,9 @@ impl Node {
         let Some(row) = self.shown(id) else { return };
         let destination = view::destination(id, &row);
         let workload = view::workload(id, &row, &mut self.names);
+        if is_self_test(&workload, &row) {
+            return;
+        }
         let time = WallClock::read().at(Nanos(event.at_ns));
         if event.flags & (EVENT_OUR_TIMEOUT | EVENT_WOULD) != 0 {
             self.journal.publish(

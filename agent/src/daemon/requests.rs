@@ -12,6 +12,7 @@ use tokio::sync::oneshot;
 use super::{
     backend::{Request, Wanted},
     named::{self, Sizes},
+    neighbours::is_self_test,
     node::Node,
     plan::{Plan, window_calls},
     reactor::Command,
@@ -125,7 +126,10 @@ impl Node {
                     id.index != OTHER_ROW && named::is_meant(viewer.hosts, wanted, row)
                 }
             })
-            .map(|(id, row)| viewer.view(id, &row, &mut self.names))
+            .filter_map(|(id, row)| {
+                let view = viewer.view(id, &row, &mut self.names);
+                (!is_self_test(&view.workload, &row)).then_some(view)
+            })
             .collect();
         // Of several names the one that was asked for.
         if let Wanted::One(DestinationArg::Name { name, .. }) = wanted {

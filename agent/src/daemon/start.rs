@@ -330,7 +330,7 @@ async fn serve(
             return Err(error);
         }
     };
-    node.claim();
+    node.warn_of_neighbours();
     node.waiting.plan(Arc::clone(&node.plan));
     node.ready_at = clock::now();
 
