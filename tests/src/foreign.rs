@@ -109,6 +109,20 @@ pub fn refuse_all(group: &TestCgroup, errno: i32) {
     );
 }
 
+/// Attaches a program to IPv4 connects of the group that lets everything pass, whatever programs before it
+/// have decided. It goes with the group.
+pub fn undo_refusals(group: &TestCgroup) {
+    attach(
+        group,
+        &[
+            instruction(0xb7, 1, 0, 0),
+            instruction(0x85, 0, 0, SET_RETVAL),
+            instruction(0xb7, 0, 0, 1),
+            instruction(0x95, 0, 0, 0), // exit: pass
+        ],
+    );
+}
+
 /// Attaches a sock_ops program to the group that, once a connection is established, takes away every
 /// callback that anybody has asked for. It goes with the group.
 pub fn take_callbacks(group: &TestCgroup) {

@@ -277,6 +277,27 @@ fn programs_of_others() {
     );
 }
 
+/// A program behind ours that lets everything pass is found by the next self-test.
+#[test]
+fn a_program_that_undoes_refusals() {
+    let group = TestCgroup::new("undone");
+    let agent = Agent::start(&group, "");
+    foreign::undo_refusals(&group);
+    let report = wait::until("the self-test", wait::LONGEST, || {
+        let (code, report) = doctor(&agent);
+        (code == 1).then_some(report)
+    });
+    let (status, what) = check(&report, "self_test");
+    assert_eq!(status, "fail");
+    assert!(
+        what.contains("was not refused") && what.contains(path(&group)),
+        "{what}"
+    );
+    let said = about(&report, "other_programs", &group);
+    assert!(said.len() == 1 && said[0].0 == "warn", "{said:?}");
+    assert_eq!(hook(&report, &group, "connect4")["attached"], true);
+}
+
 /// Two agents on one group are told to each other; so are those on an outer and an inner one.
 #[test]
 fn other_agents() {
