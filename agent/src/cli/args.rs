@@ -57,6 +57,10 @@ pub enum Command {
         #[arg(long)]
         json: bool,
     },
+    /// Show the destinations live, worst first, with what happens a second; q or Ctrl-C ends it.
+    ///
+    /// Refreshed each second. Where the output is no terminal: one table, with the rates of one second.
+    Top,
     /// Print the events that the agent has kept, oldest first. Times are UTC.
     Events {
         /// Go on with new events as they happen, until interrupted [default: end after the kept

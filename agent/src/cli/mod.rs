@@ -19,6 +19,7 @@ mod status;
 mod table;
 #[cfg(test)]
 mod tests;
+mod top;
 mod units;
 
 use std::{
@@ -156,6 +157,7 @@ fn ask(client: &Client, command: Command, out: &mut Output<'_>) -> u8 {
             Command::Reset { target } => manual::reset(client, &target, out).await,
             Command::Pause { duration } => manual::pause(client, duration, out).await,
             Command::Resume => manual::resume(client, out).await,
+            Command::Top => top::top(client, out).await,
             Command::Run(_)
             | Command::Check { .. }
             | Command::Doctor { .. }

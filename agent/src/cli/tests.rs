@@ -3,6 +3,7 @@
 mod doctor;
 mod texts;
 mod told;
+mod top;
 
 use clap::CommandFactory;
 
@@ -30,6 +31,7 @@ fn the_command_line_is_the_one_of_the_contract() {
             "pause",
             "resume",
             "status",
+            "top",
             "events",
             "explain",
             "trip",
@@ -53,7 +55,7 @@ fn the_command_line_is_the_one_of_the_contract() {
     assert!(args.takeover && args.print_config);
     for bad in [
         "backstop",
-        "backstop top",
+        "backstop top 10.0.0.5:5432",
         "backstop run --mode off",
         "backstop run --listen localhost:1",
         "backstop run --listen 127.0.0.1",
