@@ -105,7 +105,10 @@ impl Terminal {
             return Vec::new();
         };
         let last = whole.rsplit_once(BEGIN).map_or(whole, |(_, last)| last);
-        last.split("\r\n").map(plain).collect()
+        // The terminal adds a carriage return of its own.
+        last.split('\n')
+            .map(|line| plain(line.trim_end_matches('\r')))
+            .collect()
     }
 
     /// Waits until a screen is as wanted; returns it.

@@ -39,7 +39,7 @@ fn fail(dialer: &mut Dialer, times: u32) {
 #[test]
 fn it_shows_what_happens_and_gives_the_terminal_back() {
     let (group, namespace) = (TestCgroup::new("top"), Namespace::new("top"));
-    let agent = Agent::start(&group, "[defaults.breaker]\nredial = false\n");
+    let agent = Agent::start_for_loops(&group, "[defaults.breaker]\nredial = false\n");
     let mut dialer = Dialer::start(DIAL, &group, &namespace);
     fail(&mut dialer, 1);
     let mut terminal = start(&agent, (120, 30));
