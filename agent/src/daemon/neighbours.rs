@@ -45,13 +45,13 @@ fn is_alike(row: &KernelRow) -> bool {
         && row.rejected_breaker + row.would_reject_breaker + row.rejected_limit == 0
 }
 
-/// Whether the control group of this name and id is not there any more. In doubt it is: a name with
-/// characters that were replaced leads nowhere.
+/// Whether the control group of this name and id, one of a self-test, is not there any more. In doubt it is: a
+/// name with characters that were replaced leads nowhere.
 fn is_gone(mount: &Path, workload: &str, id: u64) -> bool {
     let path = mount.join(workload);
     let has_parent = path.parent().is_some_and(Path::is_dir);
     let is_itself = fs::metadata(&path).is_ok_and(|metadata| metadata.ino() == id);
-    has_parent && !workload.contains('?') && !is_itself
+    canary::is_nest(workload) && has_parent && !workload.contains('?') && !is_itself
 }
 
 impl Node {

@@ -1,3 +1,5 @@
+use std::collections::BTreeSet;
+
 use super::*;
 use crate::control::api::CheckStatus;
 
@@ -252,4 +254,41 @@ fn a_report_is_sorted_and_whole() {
         let is_bad = ["warn", "fail"].contains(&check["status"].as_str().unwrap());
         assert_eq!(check["do"].is_string(), is_bad, "{check}");
     }
+}
+
+/// What a check is about is said in docs/OPERATING.md.
+#[test]
+fn every_check_is_explained() {
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/OPERATING.md");
+    let text = fs::read_to_string(path).unwrap();
+    let rows = text
+        .lines()
+        .skip_while(|line| !line.starts_with("| Check |"));
+    let explained: BTreeSet<&str> = rows
+        .take_while(|line| line.starts_with('|'))
+        .filter_map(|line| line.split('|').nth(1))
+        .flat_map(|names| names.split('`').skip(1).step_by(2))
+        .collect();
+    let directory = tempfile::tempdir().unwrap();
+    let facts = Facts {
+        heir: Some(12),
+        state_dir: directory.path().to_owned(),
+        ..well()
+    };
+    let report = report(&facts);
+    let mut said: BTreeSet<&str> = report
+        .checks
+        .iter()
+        .map(|check| check.name.as_str())
+        .collect();
+    // Where others are, and without an agent.
+    said.extend([
+        "agent",
+        "hooks",
+        "other_agents",
+        "pid_namespace",
+        "cgroup_v2",
+        "programs",
+    ]);
+    assert_eq!(explained, said);
 }
