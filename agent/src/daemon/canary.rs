@@ -134,7 +134,7 @@ fn run(table: &Table, hidden: &Hidden, cgroup: &Path, proof: &mut Proof) -> Resu
     );
     let mode = table.mode();
     if mode == Mode::OFF {
-        proof.connect6 = canary.by_ipv6(&find, |row| row.attempts == 2)?;
+        proof.connect6 = canary.by_ipv6(find, |row| row.attempts == 2)?;
         return Ok(true);
     }
     // Whatever policy loopback has, the canary's own row has none.
@@ -169,7 +169,7 @@ fn run(table: &Table, hidden: &Hidden, cgroup: &Path, proof: &mut Proof) -> Resu
             "a connect from there was not judged"
         );
     }
-    proof.connect6 = canary.by_ipv6(&find, |row| match mode {
+    proof.connect6 = canary.by_ipv6(find, |row| match mode {
         Mode::ENFORCE => row.rejected_breaker == 2,
         _ => row.would_reject_breaker == 2,
     })?;
