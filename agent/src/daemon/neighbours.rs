@@ -8,7 +8,7 @@
 
 use std::{collections::HashSet, fs, os::unix::fs::MetadataExt as _, path::Path};
 
-use agent_common::{Row as KernelRow, key::mapped};
+use agent_common::{Row as KernelRow, Verdict, key::mapped, verdict::STATE_CLOSED};
 
 use super::{canary, node::Node};
 use crate::{
@@ -34,10 +34,11 @@ pub fn is_self_test(workload: &str, row: &KernelRow) -> bool {
 }
 
 /// Whether nothing is counted but what a self-test does: a few connects to a loopback port on which nobody
-/// listens, or that were refused by others. Nothing opens a breaker here that has not been counted.
+/// listens, or that were refused by others; and no breaker is open.
 fn is_alike(row: &KernelRow) -> bool {
     let ended = row.failed_refused + row.abandoned + u64::from(row.pending());
     row.key.addr == mapped([127, 0, 0, 1])
+        && Verdict::unpack(row.verdict).state == STATE_CLOSED
         && row.attempts <= CONNECTS
         && row.local <= CONNECTS
         && ended == row.attempts
@@ -110,6 +111,13 @@ mod tests {
 
     use super::*;
 
+    const OPEN: Verdict = Verdict {
+        generation: 1,
+        errno: 111,
+        state: agent_common::verdict::STATE_OPEN,
+        flags: 0,
+    };
+
     fn tested() -> KernelRow {
         let mut row = KernelRow::zeroed();
         row.key.addr = mapped([127, 0, 0, 1]);
@@ -141,10 +149,11 @@ mod tests {
     #[test]
     fn who_does_more_is_shown() {
         type Change = fn(&mut KernelRow);
-        let more: [Change; 7] = [
+        let more: [Change; 8] = [
             |row| row.key.addr = mapped([10, 0, 0, 1]),
             |row| (row.attempts, row.failed_refused) = (4, 4),
             |row| row.local = 4,
+            |row| row.verdict = OPEN.pack(),
             |row| row.established = 1,
             |row| row.rejected_breaker = 1,
             |row| row.rejected_limit = 1,
