@@ -151,17 +151,22 @@ impl Terminal {
             )
     }
 
-    /// Waits for the program's end; everything that it had shown by then.
-    pub fn wait(&mut self) -> (ExitStatus, String) {
+    /// Waits for the program's end, and until the last that it was to write has come; everything that it has
+    /// shown.
+    #[track_caller]
+    pub fn wait(&mut self, last: &str) -> (ExitStatus, String) {
         let status = wait::until("the program to end", LONGEST, || {
             self.child.try_wait().expect("wait for a child")
         });
-        // What it has written last may still be on its way.
-        wait::until("the last of its output", LONGEST, || {
-            let mut left: libc::c_int = 0;
-            // SAFETY: FIONREAD writes one number to the address given.
-            let asked = unsafe { libc::ioctl(self.ours.as_raw_fd(), libc::FIONREAD, &mut left) };
-            (asked != 0 || left == 0).then_some(())
+        // What is written is read beside everything else.
+        let found = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+            wait::until("the last of its output", LONGEST, || {
+                self.all().ends_with(last).then_some(())
+            });
+        }));
+        found.unwrap_or_else(|panic| {
+            eprintln!("it has shown {:?}", self.all());
+            std::panic::resume_unwind(panic)
         });
         (status, self.all())
     }
