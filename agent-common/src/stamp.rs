@@ -28,6 +28,12 @@ pub struct Stamp {
     /// a SYN: `in_end` at its adoption. On an open connection of HTTP/1: where the request under way ends
     /// (`SENDS_` in [`crate::request`]).
     pub syn_timeout_ticks: u32,
+    /// Name of the thread that called `connect()`. (The last of what exchanges only read: with the slot's
+    /// head before it, it fills a cache line.)
+    pub comm: [u8; COMM_LEN],
+
+    // --- the line that exchanges write. Egress and ingress may run on two CPUs: each line that both write
+    // --- goes to and fro, which costs more than all the rest
     /// When the SYN left (CLOCK_MONOTONIC, ns); 0 before. On an open connection: when the last byte of
     /// the request under way was sent.
     pub begun_ns: u64,
@@ -36,8 +42,6 @@ pub struct Stamp {
     pub pid: u32,
     /// Thread that called `connect()`.
     pub tid: u32,
-    /// Name of that thread.
-    pub comm: [u8; COMM_LEN],
 
     // --- exchanges; the egress hook is the only writer of these
     /// Packed ([`pack_request`]): number of the exchange under way or last ended, its begin, and of
@@ -102,7 +106,7 @@ pub struct Stamp {
 
 layout!(
     Stamp, size 176,
-    row at 0, phase at 16, begun_ns at 32, pid at 40, comm at 48, request at 64, answered_ns at 80,
+    row at 0, phase at 16, comm at 32, begun_ns at 48, pid at 56, request at 64, answered_ns at 80,
     request_seq at 96, local_addr at 112, peer_addr at 128, local_port_be at 144, ifindex at 148,
     operation at 152, hold_ms at 168,
 );
@@ -118,10 +122,10 @@ impl Stamp {
         our_timeout_ms: 0,
         own_timeout_ms: 0,
         syn_timeout_ticks: 0,
+        comm: [0; COMM_LEN],
         begun_ns: 0,
         pid: 0,
         tid: 0,
-        comm: [0; COMM_LEN],
         request: 0,
         out_end: 0,
         protocol: PROTOCOL_UNKNOWN,

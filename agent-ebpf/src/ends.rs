@@ -403,5 +403,5 @@ unsafe fn would_ended(stamp: *mut Stamp, went_well: bool) {
 #[inline(always)]
 pub unsafe fn ended(row: *mut Row) {
     // SAFETY: map memory. Last of all: from here on the row may get another owner.
-    unsafe { atomics::add(&raw mut (*row).exchanges_in_flight, u64::MAX) };
+    unsafe { atomics::add(&raw mut (*row).exchanges_ended, 1) };
 }
