@@ -57,10 +57,8 @@ pub struct Counters {
     pub adopted: u64,
     /// Connects whose SYN is held now.
     pub held: u64,
-    /// Connects whose SYN was held, and that have not ended yet. While 0, no SYN is looked at.
-    pub delayed: u64,
     /// Zero.
-    pub reserved: u64,
+    pub reserved: [u64; 2],
 }
 
 layout!(Counters, size 64, lost_events at 0, rows_created at 24);

@@ -166,12 +166,17 @@ pub struct Row {
 
     // --- exchanges: written by the kernel with every one that ends. That they begin is counted in the next
     // --- line: both hooks of a connection may run on two CPUs, and a line that both write goes to and fro
-    /// Answers slower than the policy's `slow_call`.
-    pub slow_calls: u64,
+    /// Entries of `COUNTED` for exchanges of this row: the agent adds, whoever takes one subtracts.
+    /// While 0, no end is looked up there.
+    pub counted_open: u32,
+    /// Operations ended by their deadline, of exchanges that were not counted as hung before. Not in
+    /// any window. Written by the agent.
+    pub exchange_deadline: u32,
     /// Exchanges answered, with whatever status.
     pub responses: u64,
-    /// Exchanges ended, in whatever way: see [`Row::exchanges_in_flight`].
-    pub exchanges_ended: u64,
+    /// Exchanges that ended without an answer, and parts of TLS handshakes that ended: see
+    /// [`Row::exchanges_in_flight`].
+    pub ended_otherwise: u64,
     /// Calls in the window of exchanges so far.
     pub exchange_calls: u64,
     /// Failed calls among them.
@@ -208,12 +213,8 @@ pub struct Row {
     pub exchange_hung: u64,
     /// Those of them that were answered after all. Written by whoever repairs the window.
     pub hung_recovered: u64,
-    /// Entries of `COUNTED` for exchanges of this row: the agent adds, whoever takes one subtracts.
-    /// While 0, no end is looked up there.
-    pub counted_open: u32,
-    /// Operations ended by their deadline, of exchanges that were not counted as hung before. Not in
-    /// any window.
-    pub exchange_deadline: u32,
+    /// Answers slower than the policy's `slow_call`. Written by the kernel.
+    pub slow_calls: u64,
     /// Read timeouts, of exchanges that were not counted as hung before.
     pub exchange_read_timeout: u64,
     /// Write timeouts, likewise.
@@ -275,7 +276,8 @@ impl Row {
     #[inline(always)]
     pub const fn exchanges_in_flight(&self) -> u64 {
         let begun = self.requests.wrapping_add(self.handshakes);
-        let left = begun.wrapping_sub(self.exchanges_ended);
+        let ended = self.responses.wrapping_add(self.ended_otherwise);
+        let left = begun.wrapping_sub(ended);
         if left as i64 > 0 { left } else { 0 }
     }
 

@@ -357,11 +357,10 @@ unsafe fn unfinished(ctx: &SockAddrContext, found: Found, now: u64) {
                     state: TCP_CLOSE,
                     error: ECONNABORTED,
                     shut: 0,
-                    exiting: false,
                     unread: 0,
                     cookie: bpf_get_socket_cookie(ctx.as_ptr()),
                 };
-                ends::closing(found.stamp, now, &change);
+                ends::closing(found.stamp, &change);
                 limits::over(found.stamp);
             }
             // It was refused, a little later.

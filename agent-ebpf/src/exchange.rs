@@ -377,7 +377,6 @@ unsafe fn back(ctx: &SkBuffContext, stamp: *mut Stamp, mut segment: Segment) {
                     says: ends::says(answer, line),
                 },
             );
-            ended(row);
         }
     }
 }
@@ -416,7 +415,6 @@ unsafe fn greeted(ctx: &SkBuffContext, stamp: *mut Stamp, segment: &Segment) {
                 says: ends::says(answer, line),
             },
         );
-        ended(row);
     }
 }
 

@@ -97,11 +97,10 @@ pub fn follow(ctx: SockOpsContext) -> u32 {
                 state,
                 error,
                 shut: sk.map_or(0, TcpSocket::shutdown),
-                exiting: error == 0 && current_is_exiting(),
                 unread: sk.map_or(0, TcpSocket::unread),
                 cookie,
             };
-            if ends::closing(stamp, bpf_ktime_get_ns(), &change) {
+            if ends::closing(stamp, &change) {
                 limits::over(stamp);
                 drop_callbacks(&ctx, stamp, false);
                 found.ended();
