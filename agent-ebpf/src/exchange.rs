@@ -254,7 +254,10 @@ unsafe fn out(ctx: &SkBuffContext, stamp: *mut Stamp, segment: Segment, verdict:
             return 0;
         }
         let verdict = Verdict::unpack(atomics::load(&raw const (*row).verdict));
-        (*stamp).generation = verdict.generation;
+        // (Not a store if need not be: ingress reads that line on other CPUs.)
+        if (*stamp).generation != verdict.generation {
+            (*stamp).generation = verdict.generation;
+        }
         (*stamp).request_seq = begin_seq;
         let flags = hidden((*row).settings.flags);
         begin::begin(stamp, row, number + 1, now, kind);
@@ -300,7 +303,9 @@ unsafe fn back(ctx: &SkBuffContext, stamp: *mut Stamp, mut segment: Segment) {
         let kind = kind_of_request(word);
         if number == answers {
             // The middle of an answer, or what nobody asked for: a push, a ticket, a greeting.
-            (*stamp).is_long = 1;
+            if (*stamp).is_long == 0 {
+                (*stamp).is_long = 1;
+            }
             if protocol == PROTOCOL_UNKNOWN && before == 0 {
                 greeted(ctx, stamp, &segment);
             } else if protocol == PROTOCOL_HTTP1 {
@@ -347,7 +352,9 @@ unsafe fn back(ctx: &SkBuffContext, stamp: *mut Stamp, mut segment: Segment) {
             return;
         }
         (*stamp).answered_ns = now;
-        (*stamp).is_long = 0;
+        if (*stamp).is_long != 0 {
+            (*stamp).is_long = 0;
+        }
         if kind == KIND_HANDSHAKE {
             if let Some(row) = outcome::row_of(stamp) {
                 let counted = counted(ctx, stamp, row);
@@ -378,7 +385,6 @@ unsafe fn back(ctx: &SkBuffContext, stamp: *mut Stamp, mut segment: Segment) {
             if (*stamp).ended != ENDED_WELL && protocol == PROTOCOL_HTTP1 {
                 tried::fails(stamp, bpf_get_socket_cookie(ctx.as_ptr()), now);
             }
-            ended(row);
         }
     }
 }

@@ -55,7 +55,7 @@ pub async fn text(node: &mut Node) -> Result<String> {
             state: views.get(&id).map_or(State::Closed, view::shown),
             attempts: row.attempts,
             established: row.established,
-            in_flight: u64::from(row.pending()) + row.exchanges_in_flight,
+            in_flight: u64::from(row.pending()) + row.exchanges_in_flight(),
             abandoned: row.abandoned + row.exchange_abandoned,
             throttled: u64::from(row.throttled),
             possible: view::possible(&node.plan, &row),
