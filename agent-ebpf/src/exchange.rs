@@ -10,11 +10,10 @@
 //! they fail, and the greeting of a server that is known to speak first, owed from established on.
 
 use agent_common::{
-    Row, Stamp, Verdict,
-    classify::{self, HEAD},
+    Row, Stamp, Verdict, classify,
     http::{self, BODY_NONE},
     reply::{self, Answer},
-    request::{SENDS, asked, asked_on},
+    request::{ELSEWHERE, SENDS, asked, asked_on},
     stamp::{
         KIND_GREETING, KIND_HANDSHAKE, KIND_REQUEST, PHASE_OPEN, PHASE_PENDING, PROTOCOL_ADOPTED,
         PROTOCOL_AMQP, PROTOCOL_HTTP1, PROTOCOL_MULTIPLEXED, PROTOCOL_OPAQUE, PROTOCOL_TLS,
@@ -222,7 +221,7 @@ unsafe fn out(ctx: &SkBuffContext, stamp: *mut Stamp, segment: Segment, verdict:
                 match protocol {
                     PROTOCOL_TLS => (*stamp).tls_stage = STAGE_SETTLED,
                     PROTOCOL_HTTP1 => {
-                        (*stamp).tls_stage = asked((*stamp).tls_stage, asks(&head));
+                        (*stamp).tls_stage = asked((*stamp).tls_stage, hidden(http::asks(&head)));
                     }
                     _ => {}
                 }
@@ -255,12 +254,6 @@ unsafe fn out(ctx: &SkBuffContext, stamp: *mut Stamp, segment: Segment, verdict:
         begin::begin(stamp, row, number + 1, now, kind);
         flags
     }
-}
-
-/// What a request of HTTP/1 asks for.
-#[inline(always)]
-fn asks(head: &[u8; HEAD]) -> u32 {
-    http::asks([head[0], head[1], head[2], head[3]])
 }
 
 const HANDSHAKE: u32 = Sent::Handshake as u32;
@@ -360,6 +353,13 @@ unsafe fn back(ctx: &SkBuffContext, stamp: *mut Stamp, mut segment: Segment) {
             }
             let us = (now / 1000).saturating_sub(begun_us);
             let counted = counted(ctx, stamp, row);
+            // Of whom it speaks, if the request was not for this server, nobody knows.
+            let is_elsewhere = protocol == PROTOCOL_HTTP1 && (*stamp).tls_stage & ELSEWHERE != 0;
+            let says = if is_elsewhere {
+                0
+            } else {
+                ends::says(answer, line)
+            };
             answered(
                 stamp,
                 row,
@@ -367,7 +367,7 @@ unsafe fn back(ctx: &SkBuffContext, stamp: *mut Stamp, mut segment: Segment) {
                     now,
                     us,
                     counted,
-                    says: ends::says(answer, line),
+                    says,
                 },
             );
             ended(row);

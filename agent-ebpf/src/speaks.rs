@@ -112,7 +112,7 @@ fn again(head: &Words, length: u32) -> ([u8; HEAD], u32) {
 pub unsafe fn asks(skb: *mut __sk_buff, segment: &Segment) -> u32 {
     // SAFETY: by contract.
     let (head, _) = unsafe { look(skb, segment) };
-    hidden(http::asks([head[0], head[1], head[2], head[3]]))
+    hidden(http::asks(&head))
 }
 
 /// Whether a payload says goodbye.
