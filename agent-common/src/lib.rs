@@ -12,6 +12,7 @@
 
 pub mod adopt;
 pub mod answer;
+pub mod broker;
 pub mod budget;
 pub mod classify;
 pub mod control;

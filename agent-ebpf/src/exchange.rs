@@ -16,8 +16,9 @@ use agent_common::{
     request::{ELSEWHERE, SENDS, asked, asked_on},
     stamp::{
         KIND_GREETING, KIND_HANDSHAKE, KIND_REQUEST, PHASE_OPEN, PHASE_PENDING, PROTOCOL_ADOPTED,
-        PROTOCOL_AMQP, PROTOCOL_HTTP1, PROTOCOL_MULTIPLEXED, PROTOCOL_OPAQUE, PROTOCOL_TLS,
-        PROTOCOL_TUNNEL, PROTOCOL_UNKNOWN, kind_of_request, pack_request, unpack_request,
+        PROTOCOL_AMQP, PROTOCOL_HTTP1, PROTOCOL_MQTT, PROTOCOL_MULTIPLEXED, PROTOCOL_NATS,
+        PROTOCOL_OPAQUE, PROTOCOL_STOMP, PROTOCOL_TLS, PROTOCOL_TUNNEL, PROTOCOL_UNKNOWN,
+        kind_of_request, pack_request, unpack_request,
     },
     tls::{STAGE_ASKED, STAGE_FINISHED, STAGE_SETTLED, Sent},
 };
@@ -184,6 +185,10 @@ unsafe fn out(ctx: &SkBuffContext, stamp: *mut Stamp, segment: Segment, verdict:
                 {
                     atomics::add32(&raw mut (*row).spoke_first, 1);
                 }
+                // (It is answered, if at all, by +OK where the client wants that.)
+                if protocol == PROTOCOL_NATS {
+                    return 0;
+                }
             }
             PROTOCOL_OPAQUE if number < TLS_BEGINS_WITHIN => {
                 let what = speaks::early(ctx.skb.skb, &segment);
@@ -198,6 +203,11 @@ unsafe fn out(ctx: &SkBuffContext, stamp: *mut Stamp, segment: Segment, verdict:
                     return 0;
                 }
             }
+            PROTOCOL_AMQP | PROTOCOL_MQTT | PROTOCOL_NATS | PROTOCOL_STOMP => {
+                if !speaks::asks_broker(ctx.skb.skb, stamp, &segment) {
+                    return 0;
+                }
+            }
             PROTOCOL_OPAQUE | PROTOCOL_TUNNEL => {
                 if speaks::is_farewell(ctx.skb.skb, &segment) {
                     return 0;
@@ -208,7 +218,6 @@ unsafe fn out(ctx: &SkBuffContext, stamp: *mut Stamp, segment: Segment, verdict:
                 let begins = match protocol {
                     PROTOCOL_TLS => classify::is_tls_request(&head),
                     PROTOCOL_HTTP1 => request::may_begin(ctx.skb.skb, stamp, &head, &segment),
-                    PROTOCOL_AMQP => classify::begins_amqp(&head),
                     PROTOCOL_MULTIPLEXED => classify::begins_stream(&head),
                     _ => true,
                 };

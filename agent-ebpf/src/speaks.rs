@@ -4,12 +4,12 @@
 //! much of a payload's first bytes, and all that it learns there it would take along into what comes after.
 
 use agent_common::{
-    Stamp,
+    Stamp, broker,
     classify::{self, HEAD},
     http,
     stamp::{
-        PROTOCOL_ADOPTED_BUSY, PROTOCOL_AMQP, PROTOCOL_HTTP1, PROTOCOL_MULTIPLEXED,
-        PROTOCOL_OPAQUE, PROTOCOL_TLS, PROTOCOL_UNKNOWN,
+        PROTOCOL_ADOPTED_BUSY, PROTOCOL_AMQP, PROTOCOL_HTTP1, PROTOCOL_MQTT, PROTOCOL_MULTIPLEXED,
+        PROTOCOL_NATS, PROTOCOL_OPAQUE, PROTOCOL_STOMP, PROTOCOL_TLS, PROTOCOL_UNKNOWN,
     },
 };
 use aya_ebpf::bindings::__sk_buff;
@@ -137,11 +137,32 @@ pub unsafe fn is_control(skb: *mut __sk_buff, segment: &Segment, protocol: u32) 
     let (head, length) = unsafe { look(skb, segment) };
     hidden(u32::from(match protocol {
         PROTOCOL_TLS => !classify::is_tls_request(&head),
-        PROTOCOL_AMQP => !classify::begins_amqp(&head),
+        // (What is published in the meantime prolongs no wait.)
+        PROTOCOL_AMQP | PROTOCOL_MQTT | PROTOCOL_NATS | PROTOCOL_STOMP => {
+            !broker::asks(protocol, &head, length, broker::CONFIRMS)
+        }
         PROTOCOL_MULTIPLEXED => !classify::begins_stream(&head),
         PROTOCOL_HTTP1 => false,
         _ => classify::is_farewell(&head, length),
     }))
+}
+
+/// Whether a payload asks a broker for something, on a connection with this protocol on which nothing is owed.
+///
+/// # Safety
+/// As [`first`]; `stamp` must be the connection's.
+#[inline(never)]
+pub unsafe fn asks_broker(skb: *mut __sk_buff, stamp: *mut Stamp, segment: &Segment) -> bool {
+    // SAFETY: by contract, map memory.
+    unsafe {
+        let (head, length) = look(skb, segment);
+        let (protocol, stage) = ((*stamp).protocol, (*stamp).tls_stage);
+        let asks = broker::asks(protocol, &head, length, stage);
+        if asks {
+            (*stamp).tls_stage = broker::asked(protocol, &head, stage);
+        }
+        hidden(u32::from(asks)) != 0
+    }
 }
 
 /// Whether a payload begins with a usual method of HTTP/1.
