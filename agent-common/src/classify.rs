@@ -205,6 +205,23 @@ pub fn begins_http_request(head: &[u8; HEAD]) -> bool {
     head[0].is_ascii_uppercase() && head[1].is_ascii_uppercase() && head[2].is_ascii_uppercase()
 }
 
+/// A client of a protocol that answers each request: in `Stamp::tls_stage`, of what is no HTTP/1 and no TLS. The
+/// egress hook is the writer.
+pub const ANSWERS_ALL: u32 = 1 << 15;
+
+/// Whether the first payload that a client sends is one of a protocol that answers each request, though it is
+/// only timed: Redis, PostgreSQL's startup (version 3; SSLRequest and GSSENCRequest, of which five bytes are at
+/// hand), MySQL's answer to a greeting.
+#[inline(always)]
+pub fn answers_all(head: &[u8; HEAD], length: u32) -> bool {
+    let is_startup = head[4] == 0 && head[5] == 3;
+    let said = u32::from_le_bytes([head[0], head[1], head[2], 0]);
+    is_redis_array(head, length)
+        || (word(head) == u32::from_ne_bytes([0, 0, 0, 8]) && length == 8 && head[4] == 4)
+        || (head[0] == 0 && is_startup)
+        || (head[3] == 1 && said == length.wrapping_sub(4))
+}
+
 /// Whether a payload of this length can be a farewell at all.
 #[inline(always)]
 pub fn may_be_farewell(length: u32) -> bool {
@@ -308,6 +325,23 @@ mod tests {
             (b"", PROTOCOL_OPAQUE),
         ] {
             assert_eq!(protocol(&head(bytes), bytes.len()), wanted, "{bytes:?}");
+        }
+    }
+
+    #[test]
+    fn what_answers_each_request() {
+        for (bytes, wanted) in [
+            (&b"*1\r\n$4\r\nPING\r\n"[..], true),
+            (b"\0\0\0\x29\0\x03\0\0user\0me\0", true),
+            (b"\0\0\0\x29\0\x03\0\x02user\0me\0", true),
+            (b"\0\0\0\x08\x04\xd2\x16\x2f", true),
+            (b"\0\0\0\x09\x04\xd2\x16\x2f", false),
+            (b"\x0c\0\0\x01\x8d\xa6\xff\x09\0\0\0\x01....", true),
+            (b"a message", false),
+            (b"x", false),
+        ] {
+            let said = answers_all(&head(bytes), bytes.len() as u32);
+            assert_eq!(said, wanted, "{bytes:?}");
         }
     }
 

@@ -204,7 +204,9 @@ pub struct Row {
     /// Exchanges that the agent has counted as failed while they hung.
     pub exchange_hung: u64,
     /// Those of them that were answered after all. Written by whoever repairs the window.
-    pub hung_recovered: u64,
+    pub hung_recovered: u32,
+    /// How connections end ([`crate::unanswered`]). Written by the kernel.
+    pub unanswered: u32,
     /// Entries of `COUNTED` for exchanges of this row: the agent adds, whoever takes one subtracts.
     /// While 0, no end is looked up there.
     pub counted_open: u32,

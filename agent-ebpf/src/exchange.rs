@@ -20,7 +20,7 @@ use agent_common::{
         PROTOCOL_OPAQUE, PROTOCOL_STOMP, PROTOCOL_TLS, PROTOCOL_TUNNEL, PROTOCOL_UNKNOWN,
         kind_of_request, pack_request, unpack_request,
     },
-    tls::{STAGE_ASKED, STAGE_FINISHED, STAGE_SETTLED, Sent},
+    tls::{STAGE_ASKED, STAGE_FINISHED, STAGE_HELLO, STAGE_SETTLED, Sent},
 };
 use aya_ebpf::{
     EbpfContext as _,
@@ -177,8 +177,8 @@ unsafe fn out(ctx: &SkBuffContext, stamp: *mut Stamp, segment: Segment, verdict:
                 if protocol == PROTOCOL_TLS {
                     kind = KIND_HANDSHAKE;
                     tls::sent(ctx.skb.skb, stamp, &segment);
-                } else if protocol == PROTOCOL_HTTP1 {
-                    (*stamp).tls_stage = speaks::asks(ctx.skb.skb, &segment);
+                } else {
+                    (*stamp).tls_stage = speaks::asks(ctx.skb.skb, &segment, protocol);
                 }
                 if (*stamp).in_end == 0
                     && let Some(row) = outcome::unpinned_row_of(stamp)
@@ -194,6 +194,7 @@ unsafe fn out(ctx: &SkBuffContext, stamp: *mut Stamp, segment: Segment, verdict:
                 let what = speaks::early(ctx.skb.skb, &segment);
                 if what == PROTOCOL_TLS {
                     (*stamp).protocol = PROTOCOL_TLS;
+                    (*stamp).tls_stage = STAGE_HELLO;
                     kind = KIND_HANDSHAKE;
                     tls::sent(ctx.skb.skb, stamp, &segment);
                 } else if what == FAREWELL {

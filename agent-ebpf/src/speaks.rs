@@ -104,15 +104,20 @@ fn again(head: &Words, length: u32) -> ([u8; HEAD], u32) {
     (bytes, hidden(length))
 }
 
-/// What a request of HTTP/1 asks for.
+/// What `Stamp::tls_stage` is to be after the first payload, of this protocol, which is not TLS: what a request of
+/// HTTP/1 asks for, and whether another protocol answers each request.
 ///
 /// # Safety
 /// As [`first`].
 #[inline(never)]
-pub unsafe fn asks(skb: *mut __sk_buff, segment: &Segment) -> u32 {
+pub unsafe fn asks(skb: *mut __sk_buff, segment: &Segment, protocol: u32) -> u32 {
     // SAFETY: by contract.
-    let (head, _) = unsafe { look(skb, segment) };
-    hidden(http::asks(&head))
+    let (head, length) = unsafe { look(skb, segment) };
+    hidden(match protocol {
+        PROTOCOL_HTTP1 => http::asks(&head),
+        PROTOCOL_OPAQUE if classify::answers_all(&head, length) => classify::ANSWERS_ALL,
+        _ => 0,
+    })
 }
 
 /// Whether a payload says goodbye.
