@@ -123,7 +123,9 @@ pub const fn may_be(protocol: u32, stage: u32) -> bool {
 #[inline(always)]
 pub const fn is_usual(word: u32, number: u32, responses: u64, given_up: u64) -> bool {
     let ends = Ends::unpack(word);
-    ends.are_usual() && number >= ends.at && responses <= given_up.wrapping_mul(ANSWERS * ends.at as u64)
+    ends.are_usual()
+        && number >= ends.at
+        && responses <= given_up.wrapping_mul(ANSWERS * ends.at as u64)
 }
 
 /// Whether it is learned of a row that some of its exchanges are answered by nobody.
