@@ -212,7 +212,9 @@ pub struct Row {
     /// Exchanges that the agent has counted as failed while they hung.
     pub exchange_hung: u64,
     /// Those of them that were answered after all. Written by whoever repairs the window.
-    pub hung_recovered: u64,
+    pub hung_recovered: u32,
+    /// How connections end ([`crate::unanswered`]). Written by the kernel.
+    pub unanswered: u32,
     /// Answers slower than the policy's `slow_call`. Written by the kernel.
     pub slow_calls: u64,
     /// Read timeouts, of exchanges that were not counted as hung before.

@@ -68,7 +68,8 @@ pub struct Stamp {
     /// having acknowledged it is no answer.
     pub request_seq: u32,
     /// What a TLS client has sent (`STAGE_` in [`crate::tls`]). With HTTP/1: what the last request asks
-    /// for (`ASKS_` in [`crate::http`]), and what is known of its end (`SENDS_` in [`crate::request`]).
+    /// for (`ASKS_` in [`crate::http`]), and what is known of its end (`SENDS_` in [`crate::request`]). With
+    /// AMQP: [`crate::broker::CONFIRMS`].
     pub tls_stage: u32,
     /// What a TLS 1.3 server has sent since the handshake ([`crate::tls::received`]). With HTTP/1: what is
     /// known of the end of the last answer, and whether HTTP is spoken at all (`BODY_` in [`crate::http`]).
@@ -224,6 +225,13 @@ pub const PROTOCOL_TUNNEL: u32 = 5;
 pub const PROTOCOL_AMQP: u32 = 6;
 /// SSH: its farewell is encrypted, and a server may answer it by closing.
 pub const PROTOCOL_SSH: u32 = 7;
+
+/// MQTT ([`crate::broker`]).
+pub const PROTOCOL_MQTT: u32 = 8;
+/// NATS.
+pub const PROTOCOL_NATS: u32 = 9;
+/// STOMP.
+pub const PROTOCOL_STOMP: u32 = 10;
 
 /// Adopted in the middle of its life: what the client sends next tells.
 pub const PROTOCOL_ADOPTED: u32 = 16;

@@ -75,8 +75,7 @@ pub unsafe fn sent_with_syn(ctx: &SkBuffContext, stamp: *mut Stamp, segment: Seg
         if protocol == PROTOCOL_TLS {
             tls::sent(ctx.skb.skb, stamp, &segment);
         } else {
-            // Of HTTP/1; nothing else looks at it.
-            (*stamp).tls_stage = speaks::asks(ctx.skb.skb, &segment);
+            (*stamp).tls_stage = speaks::asks(ctx.skb.skb, &segment, protocol);
         }
     }
 }

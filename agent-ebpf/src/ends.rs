@@ -1,7 +1,7 @@
 //! How exchanges end: with an answer, or with the connection.
 
 use agent_common::{
-    Event, EventKind, Row, Stamp, Statuses,
+    Event, EventKind, Row, Stamp, Statuses, Verdict,
     event::{
         EVENT_EXCHANGE, EVENT_PROBE, OUTCOME_ABANDONED, OUTCOME_CLOSED_EARLY, OUTCOME_GAVE_UP,
         OUTCOME_HUNG, OUTCOME_OTHER, OUTCOME_RESET, OUTCOME_RESPONSE, OUTCOME_SLOW, OUTCOME_STATUS,
@@ -10,9 +10,11 @@ use agent_common::{
     retry::{ENDED_UNANSWERED, ENDED_WELL},
     row::FAIL_LISTED,
     stamp::{
-        KIND_HANDSHAKE, PROTOCOL_HTTP1, PROTOCOL_SSH, STAMP_HALF_CLOSED, STAMP_PROBE,
+        KIND_HANDSHAKE, KIND_REQUEST, PROTOCOL_HTTP1, PROTOCOL_SSH, STAMP_HALF_CLOSED, STAMP_PROBE,
         STAMP_PROBE_BY_EXCHANGE, STAMP_WOULD, kind_of_request, unpack_request,
     },
+    unanswered,
+    verdict::STATE_CLOSED,
 };
 
 use aya_ebpf::helpers::generated::bpf_ktime_get_ns;
@@ -21,7 +23,7 @@ use crate::{
     atomics, counted, events,
     kernel::current_is_exiting,
     maps,
-    opaque::hidden64,
+    opaque::{hidden, hidden64, is},
     outcome::{self, Window},
     request, retries, tried,
 };
@@ -221,6 +223,9 @@ pub unsafe fn closing(stamp: *mut Stamp, change: &Change) -> bool {
                 probe_ended(stamp, bpf_ktime_get_ns(), 0, OUTCOME_ABANDONED);
             }
             would_ended(stamp, true);
+            if number != 0 && kind_of_request(word) == KIND_REQUEST {
+                ended_well(stamp);
+            }
             return true;
         }
         let now = bpf_ktime_get_ns();
@@ -287,8 +292,8 @@ pub unsafe fn closing(stamp: *mut Stamp, change: &Change) -> bool {
             _ => &raw mut (*row).exchange_other,
         };
         atomics::add(counter, 1);
-        let is_one_way = outcome == OUTCOME_GAVE_UP && is_one_way(row, word);
-        (*stamp).ended = if is_stale || outcome == OUTCOME_ABANDONED || is_one_way {
+        let is_unasked = error == 0 && !is_stale && is(unasked(stamp, row, word, outcome, us));
+        (*stamp).ended = if is_stale || outcome == OUTCOME_ABANDONED || is_unasked {
             ENDED_WELL
         } else {
             ENDED_UNANSWERED
@@ -296,7 +301,7 @@ pub unsafe fn closing(stamp: *mut Stamp, change: &Change) -> bool {
         if is_stale || outcome == OUTCOME_ABANDONED {
             probe_ended(stamp, now, us, OUTCOME_ABANDONED);
         } else {
-            let seq = if is_one_way {
+            let seq = if is_unasked {
                 0
             } else {
                 outcome::call(stamp, row, now, Window::Exchanges, true, false)
@@ -322,6 +327,90 @@ pub unsafe fn closing(stamp: *mut Stamp, change: &Change) -> bool {
 pub unsafe fn is_one_way(row: *mut Row, request: u64) -> bool {
     // SAFETY: by the caller, map memory.
     unsafe { (*row).responses == 0 && kind_of_request(request) != KIND_HANDSHAKE }
+}
+
+/// Whether nobody waits for the answer to this exchange, for connections of the row usually end like this
+/// ([`unanswered`]).
+///
+/// # Safety
+/// As [`closing`]; `request` is the exchange's word.
+#[inline(always)]
+pub unsafe fn is_usual(stamp: *mut Stamp, row: *mut Row, request: u64) -> bool {
+    let (number, _) = unpack_request(request);
+    // SAFETY: by the caller, map memory.
+    unsafe {
+        unanswered::may_be((*stamp).protocol, (*stamp).tls_stage)
+            && kind_of_request(request) == KIND_REQUEST
+            && unanswered::is_usual(
+                (&raw const (*row).unanswered).read_volatile(),
+                number,
+                (*row).responses,
+                (*row).exchange_gave_up,
+            )
+    }
+}
+
+/// 1 if an exchange that has ended like this was owed no answer by all that is known of the destination, else 0; and
+/// what is learned by it.
+///
+/// # Safety
+/// As [`is_usual`].
+#[inline(never)]
+unsafe fn unasked(stamp: *mut Stamp, row: *mut Row, request: u64, outcome: u32, us: u64) -> u32 {
+    // SAFETY: by contract, map memory.
+    unsafe {
+        hidden(u32::from(match outcome {
+            OUTCOME_GAVE_UP => {
+                let is_unasked = is_one_way(row, request) || is_usual(stamp, row, request);
+                learn(stamp, row, request);
+                is_unasked
+            }
+            // The peer is quicker than the program to close what nothing is owed on.
+            OUTCOME_CLOSED_EARLY => {
+                us >= u64::from((*row).settings.exchange_gave_up_ms) * 1000
+                    && is_usual(stamp, row, request)
+            }
+            OUTCOME_ABANDONED if unpack_request(request).0 != 1 => {
+                ended_well(stamp);
+                false
+            }
+            _ => false,
+        }))
+    }
+}
+
+/// A program has given up an exchange: noted where the breaker is closed. What two processors note at once may be
+/// noted once.
+#[inline(always)]
+unsafe fn learn(stamp: *mut Stamp, row: *mut Row, request: u64) {
+    // SAFETY: by the caller, map memory.
+    unsafe {
+        let verdict = Verdict::unpack(atomics::load(&raw const (*row).verdict));
+        if verdict.state == STATE_CLOSED
+            && unanswered::may_be((*stamp).protocol, (*stamp).tls_stage)
+            && kind_of_request(request) == KIND_REQUEST
+        {
+            let (number, _) = unpack_request(request);
+            let word = &raw mut (*row).unanswered;
+            word.write_volatile(unanswered::given_up(word.read_volatile(), number));
+        }
+    }
+}
+
+/// A connection ends, and no request of it was given up. Written only where it is news.
+#[inline(always)]
+unsafe fn ended_well(stamp: *mut Stamp) {
+    // SAFETY: by the caller, map memory.
+    unsafe {
+        if let Some(row) = outcome::unpinned_row_of(stamp) {
+            let word = &raw mut (*row).unanswered;
+            let before = word.read_volatile();
+            let after = unanswered::well(before);
+            if after != before {
+                word.write_volatile(after);
+            }
+        }
+    }
 }
 
 /// What it means that the program closes before the answer. (Nobody has waited for the answer to a request

@@ -10,18 +10,18 @@
 //! they fail, and the greeting of a server that is known to speak first, owed from established on.
 
 use agent_common::{
-    Row, Stamp, Verdict,
-    classify::{self, HEAD},
+    Row, Stamp, Verdict, classify,
     http::{self, BODY_NONE},
     reply::{self, Answer},
-    request::{SENDS, asked, asked_on},
+    request::{ELSEWHERE, SENDS, asked, asked_on},
     retry::ENDED_WELL,
     stamp::{
         KIND_GREETING, KIND_HANDSHAKE, KIND_REQUEST, PHASE_OPEN, PHASE_PENDING, PROTOCOL_ADOPTED,
-        PROTOCOL_AMQP, PROTOCOL_HTTP1, PROTOCOL_MULTIPLEXED, PROTOCOL_OPAQUE, PROTOCOL_TLS,
-        PROTOCOL_TUNNEL, PROTOCOL_UNKNOWN, kind_of_request, pack_request, unpack_request,
+        PROTOCOL_AMQP, PROTOCOL_HTTP1, PROTOCOL_MQTT, PROTOCOL_MULTIPLEXED, PROTOCOL_NATS,
+        PROTOCOL_OPAQUE, PROTOCOL_STOMP, PROTOCOL_TLS, PROTOCOL_TUNNEL, PROTOCOL_UNKNOWN,
+        kind_of_request, pack_request, unpack_request,
     },
-    tls::{STAGE_ASKED, STAGE_FINISHED, STAGE_SETTLED, Sent},
+    tls::{STAGE_ASKED, STAGE_FINISHED, STAGE_HELLO, STAGE_SETTLED, Sent},
 };
 use aya_ebpf::{
     EbpfContext as _,
@@ -178,8 +178,8 @@ unsafe fn out(ctx: &SkBuffContext, stamp: *mut Stamp, segment: Segment, verdict:
                 if protocol == PROTOCOL_TLS {
                     kind = KIND_HANDSHAKE;
                     tls::sent(ctx.skb.skb, stamp, &segment);
-                } else if protocol == PROTOCOL_HTTP1 {
-                    (*stamp).tls_stage = speaks::asks(ctx.skb.skb, &segment);
+                } else {
+                    (*stamp).tls_stage = speaks::asks(ctx.skb.skb, &segment, protocol);
                 }
                 if protocol != PROTOCOL_HTTP1 {
                     // What it asks for cannot be compared.
@@ -190,17 +190,27 @@ unsafe fn out(ctx: &SkBuffContext, stamp: *mut Stamp, segment: Segment, verdict:
                 {
                     atomics::add32(&raw mut (*row).spoke_first, 1);
                 }
+                // (It is answered, if at all, by +OK where the client wants that.)
+                if protocol == PROTOCOL_NATS {
+                    return 0;
+                }
             }
             PROTOCOL_OPAQUE if number < TLS_BEGINS_WITHIN => {
                 let what = speaks::early(ctx.skb.skb, &segment);
                 if what == PROTOCOL_TLS {
                     (*stamp).protocol = PROTOCOL_TLS;
+                    (*stamp).tls_stage = STAGE_HELLO;
                     kind = KIND_HANDSHAKE;
                     tls::sent(ctx.skb.skb, stamp, &segment);
                 } else if what == FAREWELL {
                     return 0;
                 } else if turns {
                     (*stamp).begun_ns = bpf_ktime_get_ns();
+                    return 0;
+                }
+            }
+            PROTOCOL_AMQP | PROTOCOL_MQTT | PROTOCOL_NATS | PROTOCOL_STOMP => {
+                if !speaks::asks_broker(ctx.skb.skb, stamp, &segment) {
                     return 0;
                 }
             }
@@ -214,7 +224,6 @@ unsafe fn out(ctx: &SkBuffContext, stamp: *mut Stamp, segment: Segment, verdict:
                 let begins = match protocol {
                     PROTOCOL_TLS => classify::is_tls_request(&head),
                     PROTOCOL_HTTP1 => request::may_begin(ctx.skb.skb, stamp, &head, &segment),
-                    PROTOCOL_AMQP => classify::begins_amqp(&head),
                     PROTOCOL_MULTIPLEXED => classify::begins_stream(&head),
                     _ => true,
                 };
@@ -227,7 +236,7 @@ unsafe fn out(ctx: &SkBuffContext, stamp: *mut Stamp, segment: Segment, verdict:
                 match protocol {
                     PROTOCOL_TLS => (*stamp).tls_stage = STAGE_SETTLED,
                     PROTOCOL_HTTP1 => {
-                        (*stamp).tls_stage = asked((*stamp).tls_stage, asks(&head));
+                        (*stamp).tls_stage = asked((*stamp).tls_stage, hidden(http::asks(&head)));
                     }
                     _ => {}
                 }
@@ -263,12 +272,6 @@ unsafe fn out(ctx: &SkBuffContext, stamp: *mut Stamp, segment: Segment, verdict:
         begin::begin(stamp, row, number + 1, now, kind);
         flags
     }
-}
-
-/// What a request of HTTP/1 asks for.
-#[inline(always)]
-fn asks(head: &[u8; HEAD]) -> u32 {
-    http::asks([head[0], head[1], head[2], head[3]])
 }
 
 const HANDSHAKE: u32 = Sent::Handshake as u32;
@@ -372,6 +375,13 @@ unsafe fn back(ctx: &SkBuffContext, stamp: *mut Stamp, mut segment: Segment) {
             }
             let us = (now / 1000).saturating_sub(begun_us);
             let counted = counted(ctx, stamp, row);
+            // Of whom it speaks, if the request was not for this server, nobody knows.
+            let is_elsewhere = protocol == PROTOCOL_HTTP1 && (*stamp).tls_stage & ELSEWHERE != 0;
+            let says = if is_elsewhere {
+                0
+            } else {
+                ends::says(answer, line)
+            };
             answered(
                 stamp,
                 row,
@@ -379,7 +389,7 @@ unsafe fn back(ctx: &SkBuffContext, stamp: *mut Stamp, mut segment: Segment) {
                     now,
                     us,
                     counted,
-                    says: ends::says(answer, line),
+                    says,
                 },
             );
             if (*stamp).ended != ENDED_WELL && protocol == PROTOCOL_HTTP1 {

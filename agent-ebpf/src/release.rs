@@ -134,6 +134,7 @@ unsafe fn closes_open(stamp: *mut Stamp, cookie: u64) {
             };
             if ends::given_up(stamp, waited_us, false) != OUTCOME_GAVE_UP
                 || ends::is_one_way(row, word)
+                || ends::is_usual(stamp, row, word)
                 || kernel::current_is_exiting()
             {
                 return;

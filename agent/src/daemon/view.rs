@@ -151,7 +151,7 @@ impl Viewer<'_> {
             limits: self.limits(row),
             held: held(&retries),
             would_timeout: row.would_timeout,
-            hung_recovered: row.hung_recovered,
+            hung_recovered: u64::from(row.hung_recovered),
             retry: self.retry(row, retries),
             retry_policy: self.retry_policy(policy),
             connect_latency_us: five_minutes.0,

@@ -4,6 +4,7 @@ use agent_common::{
     Retries, Row as KernelRow, budget,
     retry::Counted,
     row::{ROW_LIMITED, ROW_PROTECTED},
+    unanswered,
 };
 
 use crate::{
@@ -124,6 +125,7 @@ pub(super) fn traits(row: &KernelRow) -> Vec<String> {
         responses: row.responses,
         unanswered: row.exchange_gave_up + row.exchange_abandoned,
         broken: row.exchange_reset + row.exchange_closed_early,
+        partly: unanswered::is_learned(row),
         longest: Nanos(row.response_latency_max_us.saturating_mul(1000)),
         greets: KernelRow::greets(row.greeted, row.spoke_first),
         tickets: u64::from(row.ticket_connections),
