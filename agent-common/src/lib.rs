@@ -35,6 +35,7 @@ pub mod syn;
 pub mod tls;
 pub mod tried;
 pub mod verdict;
+pub mod whole;
 pub mod window;
 
 pub use adopt::AdoptOffsets;
@@ -51,7 +52,7 @@ pub use verdict::Verdict;
 pub use window::CallWindow;
 
 /// Version of everything in this crate; raised with any change of layout or meaning.
-pub const ABI_VERSION: u32 = 11;
+pub const ABI_VERSION: u32 = 12;
 
 /// Nanoseconds in a millisecond.
 pub const NANOS_PER_MS: u64 = 1_000_000;

@@ -9,6 +9,7 @@ use bytemuck::{Pod, Zeroable};
 use crate::{
     budget::{Budget, Counts, SLOTS},
     layout,
+    method::METHODS,
 };
 
 /// What a policy says about retries. Written by the agent, by index of the policy.
@@ -87,29 +88,54 @@ pub struct Retries {
     pub nth: [u32; NTH],
     /// As `rejected_deadline`, where observe mode let them pass.
     pub would_deadline: u32,
-    /// Requests repeated that are not idempotent ([`crate::method`]), of any fate.
-    pub non_idempotent: u32,
-    /// Those of them that were refused.
-    pub refused: u32,
-    /// As `refused`, where observe mode let them pass.
-    pub would_refuse: u32,
+    /// Requests repeated that are not idempotent, by fate and method ([`repeated_place`]).
+    pub repeated: [u32; FATES * METHODS.len()],
     /// Requests repeated on the connection on which they had failed, as `nth`.
     pub live: [u32; NTH],
-    /// When an event last told of a request that is not idempotent ([`tick`]); 0: none did.
+    /// Since when events tell of requests that are not idempotent ([`tick`]); 0: none did.
     pub told: u32,
+    /// Of which fates and methods one has told since then, a bit for each ([`repeated_place`]).
+    pub told_of: u32,
     /// Attempts of the row when the second began ([`is_new_second`]); wraps.
     pub second: u32,
+    /// Zero.
+    pub reserved: u32,
 }
 
 /// Entries of [`Retries::nth`].
 pub const NTH: usize = 4;
 
-layout!(Retries, size 168, begins at 0, epoch at 64, rejected_budget at 80, nth at 112, live at 144);
+layout!(Retries, size 200, begins at 0, epoch at 64, rejected_budget at 80, nth at 112, repeated at 132, live at 168);
+
+/// Fates of a request that is not idempotent and is repeated.
+pub const FATES: usize = 3;
+/// It passed.
+pub const FATE_PASSED: u32 = 0;
+/// It was refused.
+pub const FATE_REFUSED: u32 = 1;
+/// It would have been refused, but for observe mode.
+pub const FATE_WOULD: u32 = 2;
+
+/// The entry of [`Retries::repeated`] of a fate and a method ([`crate::method::method`], not 0).
+#[inline(always)]
+pub const fn repeated_place(fate: u32, method: u32) -> usize {
+    let fate = if fate > FATE_WOULD { FATE_WOULD } else { fate } as usize;
+    let method = method.saturating_sub(1) as usize;
+    let most = METHODS.len() - 1;
+    fate * METHODS.len() + if method > most { most } else { method }
+}
 
 impl Retries {
     /// Retries that passed.
     pub fn total(&self) -> u64 {
         self.nth.iter().map(|&n| u64::from(n)).sum()
+    }
+
+    /// Requests repeated that are not idempotent, of one fate.
+    pub fn repeated(&self, fate: u32) -> u64 {
+        let begin = repeated_place(fate, 1);
+        let all = &self.repeated[begin..begin + METHODS.len()];
+        all.iter().map(|&n| u64::from(n)).sum()
     }
 
     /// Retries on connections that existed.
