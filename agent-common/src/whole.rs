@@ -9,6 +9,7 @@ use bytemuck::{Pod, Zeroable};
 use crate::{
     layout,
     method::mixed,
+    request::{SENDS_DATA, SENDS_LENGTH, SENDS_WHOLE},
     retry::{is_to_come, tick},
 };
 
@@ -88,6 +89,18 @@ pub const WHOLE_SLOTS: u32 = 4096;
 /// In [`Whole::total`].
 pub const CHUNKED: u32 = u32::MAX;
 
+/// How many bytes a request has, or that it comes in chunks ([`CHUNKED`]), from what its head says of its end
+/// ([`crate::request::end`]) and the length of that head. 0: that cannot be told, or it has more than [`MOST`].
+#[inline(always)]
+pub const fn total(what: u32, length: u64, head: u32) -> u32 {
+    match what {
+        SENDS_LENGTH if length <= MOST as u64 => length as u32,
+        SENDS_WHOLE => head,
+        SENDS_DATA => CHUNKED,
+        _ => 0,
+    }
+}
+
 /// Nothing is known of it.
 pub const STATE_LOST: u16 = 0;
 /// Not all of it was sent.
@@ -114,7 +127,7 @@ pub struct Made {
     /// Which one it is ([`id`]); 0: none.
     pub id: u64,
     /// When it has failed first ([`tick`], and not 0), of failures that are less than the window apart from that;
-    /// 0: it has not, or has gone well since.
+    /// 0: it has not.
     pub failed: u32,
     /// Times that it was sent and has not failed: it went well, or is under way.
     pub well: u32,
@@ -144,11 +157,7 @@ pub const fn id(process: u64, print: u64) -> u64 {
 impl Made {
     #[inline(always)]
     const fn is_recent(self, now_ns: u64, window_ns: u64) -> bool {
-        self.failed != 0
-            && is_to_come(
-                self.failed.wrapping_add(tick(window_ns) + 1),
-                tick(now_ns),
-            )
+        self.failed != 0 && is_to_come(self.failed.wrapping_add(tick(window_ns) + 1), tick(now_ns))
     }
 
     /// What is known of the request `id`.
@@ -224,12 +233,16 @@ impl Made {
 mod tests {
     extern crate std;
 
-    use std::vec::Vec;
+    use std::{string::String, vec::Vec};
 
     use proptest::prelude::*;
 
     use super::*;
-    use crate::retry::{owner, place};
+    use crate::{
+        http::Search,
+        request::{self, Value},
+        retry::{owner, place},
+    };
 
     const SECOND: u64 = 1_000_000_000;
     const WINDOW: u64 = 10 * SECOND;
@@ -369,6 +382,47 @@ mod tests {
             made = made.sent(5, 60 * SECOND, WINDOW);
         }
         assert_eq!(made.id, 5);
+    }
+
+    #[test]
+    fn a_head_says_how_long_its_request_is() {
+        let of = |request: &str| {
+            let bytes = request.as_bytes();
+            let word = |index: u32| {
+                let at = index as usize * 8;
+                let mut word = [0; 8];
+                for (to, from) in word.iter_mut().zip(bytes.iter().skip(at)) {
+                    *to = *from;
+                }
+                u64::from_le_bytes(word)
+            };
+            let mut search = Search::new(bytes.len() as u32);
+            while !search.step(word) {}
+            let mut value = Value::of(&search);
+            while !value.step(word) {}
+            let (what, length) = request::end(&search, &value);
+            total(what, length, search.head())
+        };
+        let begin = "POST /a HTTP/1.1\r\nHost: b\r\n";
+        let head = begin.len() as u32;
+        for (rest, expected) in [
+            ("Content-Length: 2\r\n\r\n{}", head + 23),
+            ("Content-Length: 2\r\n\r\n", head + 23),
+            ("Content-Length: 2\r\n\r\n{}POST", head + 23),
+            ("Content-Length: 0\r\n\r\n", head + 21),
+            ("Content-Length: 65000\r\n\r\n", head + 25 + 65_000),
+            ("Content-Length: 65536\r\n\r\n", 0),
+            // No body (RFC 9112, section 6.3).
+            ("\r\n", head + 2),
+            ("\r\nPOST /b HTTP/1.1\r\n\r\n", head + 2),
+            // No end of the head.
+            ("A: b\r\n", 0),
+            ("Content-Length: 2\r\nContent-Length: 2\r\n\r\n{}", 0),
+            ("Transfer-Encoding: gzip\r\n\r\n", 0),
+            ("Transfer-Encoding: chunked\r\n\r\n0\r\n\r\n", CHUNKED),
+        ] {
+            assert_eq!(of(&(String::from(begin) + rest)), expected, "{rest}");
+        }
     }
 
     #[test]

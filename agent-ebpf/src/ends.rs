@@ -7,19 +7,20 @@ use agent_common::{
         OUTCOME_HUNG, OUTCOME_OTHER, OUTCOME_RESET, OUTCOME_RESPONSE, OUTCOME_SLOW, OUTCOME_STATUS,
     },
     reply::{self, Answer},
+    request::COMPARED,
     retry::{ENDED_UNANSWERED, ENDED_WELL},
     row::FAIL_LISTED,
     stamp::{
-        KIND_HANDSHAKE, PROTOCOL_SSH, STAMP_HALF_CLOSED, STAMP_PROBE, STAMP_PROBE_BY_EXCHANGE,
-        STAMP_WOULD, kind_of_request, unpack_request,
+        KIND_HANDSHAKE, PROTOCOL_HTTP1, PROTOCOL_SSH, STAMP_HALF_CLOSED, STAMP_PROBE,
+        STAMP_PROBE_BY_EXCHANGE, STAMP_WOULD, kind_of_request, unpack_request,
     },
 };
 
 use crate::{
     atomics, counted, events, maps,
-    opaque::hidden64,
+    opaque::{hidden, hidden64},
     outcome::{self, Window},
-    request, retries,
+    request, retries, whole,
 };
 
 const EPIPE: u32 = 32;
@@ -103,12 +104,12 @@ pub struct Answered {
     pub says: u64,
 }
 
-/// An exchange is answered.
+/// An exchange is answered. 1 if the answer says that it has failed, else 0.
 ///
 /// # Safety
 /// `stamp` must be the connection's and `row` its row.
 #[inline(never)]
-pub unsafe fn answered(stamp: *mut Stamp, row: *mut Row, answered: Answered) {
+pub unsafe fn answered(stamp: *mut Stamp, row: *mut Row, answered: Answered) -> u32 {
     let Answered {
         now,
         us,
@@ -153,6 +154,7 @@ pub unsafe fn answered(stamp: *mut Stamp, row: *mut Row, answered: Answered) {
         }
         probe_ended(stamp, now, us, outcome);
         would_ended(stamp, !is_failed);
+        hidden(u32::from(is_failed))
     }
 }
 
@@ -264,7 +266,7 @@ pub unsafe fn closing(stamp: *mut Stamp, now: u64, change: &Change) -> bool {
             } else {
                 outcome
             };
-            (*stamp).ended = ENDED_UNANSWERED;
+            (*stamp).ended = what_is_known(stamp, cookie, ENDED_UNANSWERED);
             probe_ended(stamp, now, us, outcome);
             would_ended(stamp, false);
             ended(row);
@@ -280,11 +282,12 @@ pub unsafe fn closing(stamp: *mut Stamp, now: u64, change: &Change) -> bool {
         };
         atomics::add(counter, 1);
         let is_one_way = outcome == OUTCOME_GAVE_UP && is_one_way(row, word);
-        (*stamp).ended = if is_stale || outcome == OUTCOME_ABANDONED || is_one_way {
+        let how = if is_stale || outcome == OUTCOME_ABANDONED || is_one_way {
             ENDED_WELL
         } else {
             ENDED_UNANSWERED
         };
+        (*stamp).ended = what_is_known(stamp, cookie, hidden(how));
         if is_stale || outcome == OUTCOME_ABANDONED {
             probe_ended(stamp, now, us, OUTCOME_ABANDONED);
         } else {
@@ -300,6 +303,19 @@ pub unsafe fn closing(stamp: *mut Stamp, now: u64, change: &Change) -> bool {
         ended(row);
     }
     true
+}
+
+/// How an exchange ended, for whoever compares requests.
+#[inline(always)]
+unsafe fn what_is_known(stamp: *mut Stamp, cookie: u64, ended: u32) -> u32 {
+    // SAFETY: by the caller, map memory.
+    unsafe {
+        if (*stamp).protocol == PROTOCOL_HTTP1 && (*stamp).tls_stage & COMPARED != 0 {
+            whole::ended(stamp, cookie, ended)
+        } else {
+            ended
+        }
+    }
 }
 
 /// A destination that has never answered anybody may be one that never does (syslog): that a program

@@ -14,7 +14,8 @@ use agent_common::{
     classify::{self, HEAD},
     http::{self, BODY_NONE},
     reply::{self, Answer},
-    request::{SENDS, asked, asked_on},
+    request::{COMPARED, SENDS, asked, asked_on},
+    retry::ENDED_UNANSWERED,
     stamp::{
         KIND_GREETING, KIND_HANDSHAKE, KIND_REQUEST, PHASE_OPEN, PHASE_PENDING, PROTOCOL_ADOPTED,
         PROTOCOL_AMQP, PROTOCOL_HTTP1, PROTOCOL_MULTIPLEXED, PROTOCOL_OPAQUE, PROTOCOL_TLS,
@@ -38,7 +39,7 @@ use crate::{
     outcome, paces, request,
     segment::{self, Segment},
     speaks::{self, FAREWELL},
-    stamps, tls,
+    stamps, tls, whole,
 };
 
 const PASS: i32 = 1;
@@ -139,8 +140,16 @@ unsafe fn out(ctx: &SkBuffContext, stamp: *mut Stamp, segment: Segment, verdict:
                 }
                 if in_handshake {
                     tls::sent(ctx.skb.skb, stamp, &segment);
-                } else if protocol == PROTOCOL_HTTP1 && (*stamp).tls_stage & SENDS != 0 {
+                } else if protocol == PROTOCOL_HTTP1 && (*stamp).tls_stage & (SENDS | COMPARED) != 0
+                {
                     let old = segment.payload.wrapping_sub(new as u32);
+                    if (*stamp).tls_stage & COMPARED != 0
+                        && whole::goes_on(ctx.skb.skb, stamp, &segment, old) != PASS
+                    {
+                        (*stamp).out_end = segment.end.wrapping_sub(new as u32);
+                        *verdict = DROP;
+                        return 0;
+                    }
                     request::goes_on(ctx.skb.skb, stamp, &segment, old);
                 }
                 return 0;
@@ -360,7 +369,7 @@ unsafe fn back(ctx: &SkBuffContext, stamp: *mut Stamp, mut segment: Segment) {
             }
             let us = (now / 1000).saturating_sub(begun_us);
             let counted = counted(ctx, stamp, row);
-            answered(
+            let failed = answered(
                 stamp,
                 row,
                 Answered {
@@ -370,6 +379,9 @@ unsafe fn back(ctx: &SkBuffContext, stamp: *mut Stamp, mut segment: Segment) {
                     says: ends::says(answer, line),
                 },
             );
+            if failed != 0 && protocol == PROTOCOL_HTTP1 && (*stamp).tls_stage & COMPARED != 0 {
+                whole::ended(stamp, bpf_get_socket_cookie(ctx.as_ptr()), ENDED_UNANSWERED);
+            }
             ended(row);
         }
     }
