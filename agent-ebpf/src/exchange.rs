@@ -15,7 +15,6 @@ use agent_common::{
     http::{self, BODY_NONE},
     reply::{self, Answer},
     request::{COMPARED, SENDS, asked, asked_on},
-    retry::ENDED_UNANSWERED,
     stamp::{
         KIND_GREETING, KIND_HANDSHAKE, KIND_REQUEST, PHASE_OPEN, PHASE_PENDING, PROTOCOL_ADOPTED,
         PROTOCOL_AMQP, PROTOCOL_HTTP1, PROTOCOL_MULTIPLEXED, PROTOCOL_OPAQUE, PROTOCOL_TLS,
@@ -143,14 +142,9 @@ unsafe fn out(ctx: &SkBuffContext, stamp: *mut Stamp, segment: Segment, verdict:
                 } else if protocol == PROTOCOL_HTTP1 && (*stamp).tls_stage & (SENDS | COMPARED) != 0
                 {
                     let old = segment.payload.wrapping_sub(new as u32);
-                    if (*stamp).tls_stage & COMPARED != 0
-                        && whole::goes_on(ctx.skb.skb, stamp, &segment, old) != PASS
-                    {
-                        (*stamp).out_end = segment.end.wrapping_sub(new as u32);
+                    if hidden(more(ctx.skb.skb, stamp, &segment, old) as u32) == DROP as u32 {
                         *verdict = DROP;
-                        return 0;
                     }
-                    request::goes_on(ctx.skb.skb, stamp, &segment, old);
                 }
                 return 0;
             }
@@ -263,6 +257,32 @@ unsafe fn out(ctx: &SkBuffContext, stamp: *mut Stamp, segment: Segment, verdict:
         let flags = hidden((*row).settings.flags);
         begin::begin(stamp, row, number + 1, now, kind);
         flags
+    }
+}
+
+/// More of a request of HTTP/1 is sent: all of the payload but the first `old` bytes. Whether it may leave, as the hook
+/// returns it.
+#[inline(never)]
+unsafe fn more(skb: *mut __sk_buff, stamp: *mut Stamp, segment: &Segment, old: u32) -> i32 {
+    // SAFETY: by the caller, map memory.
+    unsafe {
+        // (All that the verifier knows of it by now would make many walks of this.)
+        let segment = &Segment {
+            end: hidden(segment.end),
+            payload: hidden(segment.payload),
+            offset: hidden(segment.offset),
+            ack: 0,
+            is_syn: false,
+        };
+        let old = hidden(old);
+        if (*stamp).tls_stage & COMPARED != 0 && whole::goes_on(skb, stamp, segment, old) != PASS {
+            (*stamp).out_end = segment.begin().wrapping_add(old);
+            return DROP;
+        }
+        if (*stamp).tls_stage & SENDS != 0 {
+            request::goes_on(skb, stamp, segment, old);
+        }
+        PASS
     }
 }
 
@@ -379,8 +399,8 @@ unsafe fn back(ctx: &SkBuffContext, stamp: *mut Stamp, mut segment: Segment) {
                     says: ends::says(answer, line),
                 },
             );
-            if failed != 0 && protocol == PROTOCOL_HTTP1 && (*stamp).tls_stage & COMPARED != 0 {
-                whole::ended(stamp, bpf_get_socket_cookie(ctx.as_ptr()), ENDED_UNANSWERED);
+            if is(failed) {
+                whole::answered_badly(stamp, bpf_get_socket_cookie(ctx.as_ptr()));
             }
             ended(row);
         }

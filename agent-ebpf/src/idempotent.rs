@@ -265,24 +265,22 @@ unsafe fn judged(
             sure = whole::is_sure(stamp, row, cookie, repeats);
         }
         let sure = hidden(sure);
-        let is_followed = state == whole::FOLLOWED;
-        let is_nothing = repeats == OTHER && sure == 0 && !is_followed;
-        let has_end = is_nothing || prints::search(skb, segment) == HAS_END;
-        let has_end = hidden(u32::from(has_end)) != 0;
-        if state == whole::LOST {
-            if has_end && repeats != OTHER {
-                repeated::refuses(stamp, row, cookie, method, 0);
+        if state != whole::FOLLOWED && repeats == OTHER && sure == 0 {
+            if state == whole::WHOLE {
+                whole::sent(stamp, row, cookie);
+                whole::follow(stamp, cookie, method, repeats);
             }
             return 0;
         }
-        if !has_end {
+        if hidden(prints::search(skb, segment)) != HAS_END {
             return 0;
         }
-        if !is_followed {
-            if (repeats != OTHER || sure != 0)
-                && repeated::refuses(stamp, row, cookie, method | sure, 0) != 0
-            {
+        if state != whole::FOLLOWED {
+            if hidden(repeated::refuses(stamp, row, cookie, method | sure, 0)) != 0 {
                 return 1;
+            }
+            if state == whole::LOST {
+                return 0;
             }
             whole::sent(stamp, row, cookie);
         }

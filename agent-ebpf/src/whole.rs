@@ -6,6 +6,7 @@ use agent_common::{
     event::EVENT_UNDER_WAY,
     request::{self, COMPARED, REFUSED},
     retry::{ENDED_UNANSWERED, owner, place, tick},
+    stamp::PROTOCOL_HTTP1,
     whole::{
         CHUNKED, KNOWS_FAILED, KNOWS_NONE, KNOWS_ONLY_FAILED, MADE_SLOTS, MOST, Made, Running,
         STATE_FOLLOWED, STATE_LOST, STATE_REFUSED, STATE_WHOLE, WHOLE_SLOTS, Whole, ends_chunks,
@@ -336,6 +337,20 @@ pub unsafe fn sent(stamp: *mut Stamp, row: *mut Row, cookie: u64) {
     unsafe {
         if let Some((id, made)) = made(stamp, cookie) {
             write(made, (*made).sent(id, bpf_ktime_get_ns(), window_ns(row)));
+        }
+    }
+}
+
+/// An answer says that the server failed.
+///
+/// # Safety
+/// As [`is_sure`].
+#[inline(never)]
+pub unsafe fn answered_badly(stamp: *mut Stamp, cookie: u64) {
+    // SAFETY: by contract, map memory.
+    unsafe {
+        if (*stamp).protocol == PROTOCOL_HTTP1 && (*stamp).tls_stage & COMPARED != 0 {
+            ended(stamp, cookie, ENDED_UNANSWERED);
         }
     }
 }

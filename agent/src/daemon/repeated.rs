@@ -155,9 +155,8 @@ impl Node {
         let counts = self.table.retries(id.index).repeated;
         let (at, who) = (Nanos(event.at_ns), (event.pid, event.comm));
         let news = self.repeated.reported(id, &counts, place(event), who, at);
-        let time = WallClock::read().at(at);
-        for news in news {
-            self.tell_repeated(id, news, time);
+        if let Some(news) = news {
+            self.tell_repeated(id, news, WallClock::read().at(at));
         }
     }
 
