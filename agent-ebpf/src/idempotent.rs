@@ -303,7 +303,7 @@ unsafe fn still_refused(
         let Some(asked) = asked_of(cookie) else {
             return PASS;
         };
-        let method = hidden(prints::begun(skb, segment) as u32 & METHOD);
+        let method = prints::method_of(skb, segment);
         if repeated::still_refuses(stamp, row, cookie, (*asked).refused, method) != 0 {
             return DROP;
         }

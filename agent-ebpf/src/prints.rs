@@ -17,6 +17,20 @@ pub const METHOD: u32 = 3;
 /// Set in it.
 const BEGUN: u64 = 4;
 
+/// The method of a request that is long enough for a print.
+///
+/// # Safety
+/// As [`begun`].
+#[inline(never)]
+pub unsafe fn method_of(skb: *mut __sk_buff, segment: &Segment) -> u32 {
+    let mut first = 0_u64;
+    // SAFETY: by the caller; there is room for it.
+    if unsafe { load(skb, segment.offset, (&raw mut first).cast(), 8) } != 0 {
+        return 0;
+    }
+    hidden(method::method(first))
+}
+
 /// What a request's print is made of, its first bytes and its method; 0 where it is too short.
 ///
 /// # Safety
