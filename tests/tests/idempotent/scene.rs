@@ -88,7 +88,11 @@ def kept(*words, **more):
         held = socket.create_connection(TO)
     try:
         held.sendall(request(*words, **more))
-        return first_line(held)
+        line = first_line(held)
+        if not line:
+            held.close()
+            held = None
+        return line
     except OSError as error:
         held.close()
         held = None
