@@ -92,20 +92,16 @@ pub struct Retries {
     pub repeated: [u32; FATES * METHODS.len()],
     /// Requests repeated on the connection on which they had failed, as `nth`.
     pub live: [u32; NTH],
-    /// Since when events tell of requests that are not idempotent ([`tick`]); 0: none did.
+    /// In which second events have told of such requests, and of which of them ([`told`]); 0: none did.
     pub told: u32,
-    /// Of which fates and methods one has told since then, a bit for each ([`repeated_place`]).
-    pub told_of: u32,
     /// Attempts of the row when the second began ([`is_new_second`]); wraps.
     pub second: u32,
-    /// Zero.
-    pub reserved: u32,
 }
 
 /// Entries of [`Retries::nth`].
 pub const NTH: usize = 4;
 
-layout!(Retries, size 200, begins at 0, epoch at 64, rejected_budget at 80, nth at 112, repeated at 132, live at 168);
+layout!(Retries, size 192, begins at 0, epoch at 64, rejected_budget at 80, nth at 112, repeated at 132, live at 168);
 
 /// Fates of a request that is not idempotent and is repeated.
 pub const FATES: usize = 3;
@@ -115,6 +111,22 @@ pub const FATE_PASSED: u32 = 0;
 pub const FATE_REFUSED: u32 = 1;
 /// It would have been refused, but for observe mode.
 pub const FATE_WOULD: u32 = 2;
+
+/// What [`Retries::told`] becomes when an event tells of one of these ([`repeated_place`]) in the second (of 1.07 s)
+/// that has this [`tick`]; `None` if one has told of its like in it.
+#[inline(always)]
+pub const fn told(before: u32, place: u32, tick: u32) -> Option<u32> {
+    const PLACES: u32 = (FATES * METHODS.len()) as u32;
+    let second = tick >> 10 << PLACES;
+    let bit = 1 << (place & 15);
+    if before >> PLACES << PLACES != second {
+        Some(second | bit)
+    } else if before & bit == 0 {
+        Some(before | bit)
+    } else {
+        None
+    }
+}
 
 /// The entry of [`Retries::repeated`] of a fate and a method ([`crate::method::method`], not 0).
 #[inline(always)]
@@ -420,6 +432,18 @@ mod tests {
             let wait = |n| wait_ms * factor.pow(n) * 1_000_000;
             prop_assert!(is_in_time(wait(n), pause(wait(n - 1))) || wait(n - 1) >= 1 << 32);
         }
+    }
+
+    #[test]
+    fn each_like_is_told_once_a_second() {
+        let now = tick(77_000_000_000);
+        let first = told(0, 0, now).expect("none was told");
+        assert_eq!(told(first, 0, now), None);
+        let second = told(first, 8, now + 1).expect("another");
+        assert_eq!(told(second, 8, now + 1), None);
+        assert_eq!(told(second, 0, now + 1), None);
+        let next = told(second, 0, now + 1024).expect("a second later");
+        assert!(told(next, 8, now + 1024).is_some());
     }
 
     #[test]

@@ -101,7 +101,7 @@ pub static RECENTLY_ESTABLISHED: Array<u64> = Array::with_max_entries(RECENT_SLO
 pub const RECENT_SLOTS: u32 = 4096;
 
 /// Budget and counters of retries, an entry for each row. Written by the kernel, but where said. Mapped,
-/// 200 bytes an entry.
+/// 192 bytes an entry.
 #[map]
 pub static RETRIES: Array<Retries> = Array::with_max_entries(17, BPF_F_MMAPABLE);
 

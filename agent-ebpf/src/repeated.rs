@@ -8,7 +8,7 @@ use agent_common::{
     Event, EventKind, Mode, Retries, Row, Stamp, Verdict,
     event::{EVENT_QUIET, EVENT_REFUSED, EVENT_WOULD},
     method::REFUSED_TICKS,
-    retry::{FATE_PASSED, FATE_REFUSED, FATE_WOULD, is_to_come, repeated_place, tick},
+    retry::{FATE_PASSED, FATE_REFUSED, FATE_WOULD, is_to_come, repeated_place, tick, told},
     row::{ROW_PROTECTED, ROW_REFUSES},
     stamp::{STAMP_PROBE, STAMP_UNJUDGED, unpack_request},
     verdict::STATE_FORCED_CLOSED,
@@ -16,9 +16,6 @@ use agent_common::{
 use aya_ebpf::helpers::generated::bpf_ktime_get_ns;
 
 use crate::{atomics, events, maps, opaque::hidden, rows};
-
-/// Between two events of a row that tell of requests with one method and fate, in units of [`tick`] (a second).
-const TOLD_EVERY: u32 = 954;
 
 /// Set beside a method: it is certain that the request repeats one that has failed.
 pub const SURE: u32 = 1 << 8;
@@ -159,11 +156,10 @@ unsafe fn tell(
     unsafe {
         let now = bpf_ktime_get_ns();
         let (method, place) = (what & (SURE - 1), what >> 8);
-        let bit = 1_u32 << (place & 31);
-        let told = (&raw const (*retries).told).read_volatile();
-        let of = (&raw const (*retries).told_of).read_volatile();
-        let is_over = told == 0 || !is_to_come(told.wrapping_add(TOLD_EVERY), tick(now));
-        let is_news = hidden(u32::from(is_over || of & bit == 0));
+        let before = (&raw const (*retries).told).read_volatile();
+        let after = told(before, place, tick(now));
+        let is_news = hidden(u32::from(after.is_some()));
+        let after = hidden(after.unwrap_or(before));
         // (Copies, lest the verifier comes back with each value of them.)
         let fate = hidden(place / agent_common::method::METHODS.len() as u32);
         let fate = hidden(match fate {
@@ -175,12 +171,7 @@ unsafe fn tell(
             return 0;
         }
         if is_news != 0 {
-            if is_over {
-                (&raw mut (*retries).told).write_volatile(tick(now) | 1);
-                (&raw mut (*retries).told_of).write_volatile(bit);
-            } else {
-                (&raw mut (*retries).told_of).write_volatile(of | bit);
-            }
+            (&raw mut (*retries).told).write_volatile(after);
         }
         let quiet = hidden(if is_news == 0 { EVENT_QUIET } else { 0 });
         order(stamp, cookie, method, flags | fate | quiet)

@@ -1,6 +1,5 @@
 //! Real clients that post, and post again what has failed.
 
-use serde_json::Value;
 use tests::{
     clients::{has_urllib3, java, source},
     need,
@@ -166,15 +165,12 @@ fn curl_that_retries() {
     let done = curl(&scene, "/bad/long", &body, &waits);
     assert_eq!(done.code(), 56, "{}", done.stderr);
     assert_eq!(scene.reached("POST /bad/long"), 1);
-    let row = scene.row();
-    assert_eq!(row["retry"]["non_idempotent_refused"], 3, "{row:#}");
+    let refused = |scene: &Scene| scene.row()["retry"]["non_idempotent_refused"].as_u64();
+    let before = refused(&scene);
+    // (It dials once more by itself where a connection that it has kept is lost.)
+    assert!(before >= Some(3), "{before:?}");
     let key = ["-H", "Idempotency-Key: 7"];
     assert_eq!(curl(&scene, "/ill/key", "{}", &key).code(), 0);
     assert_eq!(scene.reached("POST /ill/key"), 2);
-    let row = scene.row();
-    assert_eq!(
-        row["retry"]["non_idempotent_refused"],
-        Value::from(3),
-        "{row:#}"
-    );
+    assert_eq!(refused(&scene), before);
 }

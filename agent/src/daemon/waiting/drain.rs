@@ -6,7 +6,7 @@
 //! whose connect was under way. Once the breaker lets probes pass, nothing more is ended.
 //!
 //! The same thread ends connections whose request the kernel refuses (`refuse_non_idempotent`), at once: it
-//! has dropped the request's first packet, and the program waits for an answer.
+//! has dropped a packet of the request, and the program waits for an answer.
 //!
 //! An operator's `trip` ends nothing: it refuses connects, by hand and for a time. Nothing is ended in
 //! observe mode, in a pause, on protected destinations and of sockets of the kernel's own.
