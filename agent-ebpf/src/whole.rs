@@ -8,7 +8,7 @@ use agent_common::{
     retry::{ENDED_UNANSWERED, owner, place, tick},
     stamp::PROTOCOL_HTTP1,
     whole::{
-        CHUNKED, KNOWS_FAILED, KNOWS_NONE, KNOWS_ONLY_FAILED, MADE_SLOTS, MOST, Made, Running,
+        CHUNKED, KNOWS_FAILED, KNOWS_ONLY_FAILED, MADE_SLOTS, MOST, Made, Running,
         STATE_FOLLOWED, STATE_LOST, STATE_REFUSED, STATE_WHOLE, WHOLE_SLOTS, Whole, ends_chunks,
         id, total,
     },
@@ -322,7 +322,7 @@ pub unsafe fn is_sure(stamp: *mut Stamp, row: *mut Row, cookie: u64, repeats: u3
         hidden(match knows {
             KNOWS_ONLY_FAILED => SURE,
             KNOWS_FAILED if repeats == SAME => SURE,
-            KNOWS_NONE | _ => 0,
+            _ => 0,
         })
     }
 }
