@@ -14,7 +14,7 @@ use crate::{
 };
 
 /// Bytes of a request, head and body, that are compared. A longer one is never taken for another one's repetition.
-/// So many cost the hook a thousand reads of 64 bytes: as much again as it costs to send them, at most.
+/// So many cost the hook a thousand reads of 64 bytes.
 pub const MOST: u32 = 1 << 16;
 
 /// A print that goes on.

@@ -253,7 +253,7 @@ unsafe fn refused_later(ctx: &SockOpsContext, found: Found, op: u32, state: u32)
             }
             STATE_CB if state != TCP_CLOSE => return,
             RTO_CB => return,
-            // (Established: what held its SYN had gone.)
+            // (Established: what held its SYN had gone, or is paused.)
             _ => {}
         }
         user_timeout::give_back(ctx.as_ptr(), stamp);

@@ -202,20 +202,22 @@ pub unsafe fn syn(cookie: u64) -> i32 {
     let stamp = found.stamp;
     // SAFETY: map memory.
     unsafe {
-        if (*stamp).phase == PHASE_HELD {
-            return DROP;
-        }
-        if (*stamp).phase != PHASE_PENDING || (*stamp).hold_ms == 0 {
+        let phase = (*stamp).phase;
+        if phase != PHASE_HELD && (phase != PHASE_PENDING || (*stamp).hold_ms == 0) {
             return PASS;
         }
         let Some(control) = rows::control() else {
             return PASS;
         };
         let now = bpf_ktime_get_ns();
-        let is_held = (*stamp).flags & STAMP_HELD != 0;
         let beat = atomics::load(&raw const (*control).heartbeat_ns);
         let acts = (&raw const (*control).mode).read_volatile() == Mode::ENFORCE
             && now.saturating_sub(beat) <= (*control).heartbeat_max_age_ns;
+        if phase == PHASE_HELD {
+            // (Once its TCP_USER_TIMEOUT has been given back, nothing else would end it for long.)
+            return if acts { DROP } else { PASS };
+        }
+        let is_held = (*stamp).flags & STAMP_HELD != 0;
         if acts {
             let half_ns = u64::from((*stamp).our_timeout_ms) * (NANOS_PER_MS / 2);
             // (A little less, for the timers' sake.)

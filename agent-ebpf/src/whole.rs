@@ -8,9 +8,8 @@ use agent_common::{
     retry::{ENDED_UNANSWERED, owner, place, tick},
     stamp::PROTOCOL_HTTP1,
     whole::{
-        CHUNKED, KNOWS_FAILED, KNOWS_ONLY_FAILED, MADE_SLOTS, MOST, Made, Running,
-        STATE_FOLLOWED, STATE_LOST, STATE_REFUSED, STATE_WHOLE, WHOLE_SLOTS, Whole, ends_chunks,
-        id, total,
+        CHUNKED, KNOWS_FAILED, KNOWS_ONLY_FAILED, MADE_SLOTS, MOST, Made, Running, STATE_FOLLOWED,
+        STATE_LOST, STATE_REFUSED, STATE_WHOLE, WHOLE_SLOTS, Whole, ends_chunks, id, total,
     },
 };
 use aya_ebpf::{

@@ -228,6 +228,36 @@ fn a_program_may_close_or_poll_while_it_is_held() {
     assert_eq!(row["abandoned"], 0, "{row:#}");
 }
 
+#[test]
+fn a_pause_lets_go_what_spins() {
+    let mut scene =
+        Scene::new("[defaults.breaker]\nredial = false\n[defaults.retry]\nspin_per_second = 1\n");
+    let _server = Server::start(&scene.net.server, TO);
+    scene.attempt();
+    scene
+        .agent
+        .command(&["trip", DESTINATION, "--for", "30m"])
+        .good();
+    // Each task ends with its first connect that is established. What is held gives up after 200 ms, or would
+    // after the 13 s of the kernel's own SYNs.
+    scene.python.run(
+        "threads = []\ntook = []\n\
+         def loop():\n e = -1\n while e != 0:\n  e, us, o = attempt()\n  took.append(us)\n\
+         def start():\n for _ in range(8):\n  \
+         threads.append(__import__('threading').Thread(target=loop))\n  threads[-1].start()\n\
+         def ends():\n for t in threads: t.join()\n return max(took)",
+    );
+    scene.python.run("start()");
+    scene
+        .agent
+        .wait_row(DESTINATION, "all of them held, for long", |row| {
+            row["held"]["spin"].as_u64() >= Some(80)
+        });
+    scene.agent.command(&["pause"]).good();
+    let longest_us = scene.python.value("ends()").as_u64().expect("a number");
+    assert!(longest_us < 8_000_000, "one took {longest_us} us");
+}
+
 /// Retries without a limit, held for up to so long.
 fn backoff(base: &str, max: &str) -> String {
     format!(

@@ -73,6 +73,8 @@ pub const NOTICES: usize = 16_384;
 pub enum Notice {
     /// Something from the kernel: a new row, a failure, refusals.
     Kernel(KernelEvent),
+    /// Whatever the kernel had told by then has been handled, and its notices come before this one.
+    CaughtUp(Nanos),
     /// Failures of many destinations at once have begun, or are over.
     Correlated(Correlated),
     /// Connections of an open breaker were ended: the row, what its policy says, how many.
@@ -163,6 +165,7 @@ impl Reactor {
             refusing_at: Nanos(0),
             acting: None,
             given_way: HashSet::new(),
+            catches_up: false,
         };
         let thread = std::thread::Builder::new()
             .name("backstop-events".into())
@@ -237,6 +240,8 @@ struct Worker {
     acting: Option<(RowId, Order)>,
     /// Rows that were told to be half-open and follow another one's probe since (`scope = "node"`).
     given_way: HashSet<RowId>,
+    /// Whether the select loop waits for [`Notice::CaughtUp`].
+    catches_up: bool,
 }
 
 impl Worker {
@@ -254,6 +259,11 @@ impl Worker {
                 return;
             }
             let more = self.events();
+            if self.catches_up && !more {
+                self.catches_up = false;
+                // (Where that finds no room, it is asked for again.)
+                let _ = self.notices.try_send(Notice::CaughtUp(clock::now()));
+            }
             self.losses();
             self.look_at_refusals();
             let now = clock::now();

@@ -34,6 +34,9 @@ const TRAFFIC_AFTER: Nanos = Nanos::from_secs(10);
 /// A destination that was called within this time has traffic.
 const TRAFFIC_WITHIN: Nanos = Nanos::from_secs(60);
 
+/// For so long nothing much can have happened since the event thread had caught up.
+const CAUGHT_UP_FOR: Nanos = Nanos::from_millis(100);
+
 /// Rounds of eviction in one turn of the loop, when destinations come faster than one can clear.
 const EVICTION_ROUNDS: u32 = 4;
 
@@ -81,17 +84,28 @@ impl Node {
             self.gave_up_times();
         }
         if self.tally.is_due(now) {
-            let clock = WallClock::read();
-            let (names, hidden) = (&mut self.names, self.hidden.all());
-            self.tally
-                .calls(&self.journal, &self.table, now, clock, |id, row| {
-                    (!hidden.contains(&row.key.cgroup_id)).then(|| Subject {
-                        destination: view::destination(id, row),
-                        workload: view::workload(id, row, names),
-                        netns: netns(row),
-                    })
-                });
+            self.commander.send(Command::CatchUp);
         }
+    }
+
+    /// Writes the good calls down; the failures of all until `at` are known.
+    pub(super) fn tell_calls(&mut self, at: Nanos) {
+        let now = clock::now();
+        // What has failed since, while this process stood still, would be taken for good.
+        let is_late = now.0.saturating_sub(at.0) > CAUGHT_UP_FOR.0;
+        if is_late || !self.tally.is_due(now) {
+            return;
+        }
+        let clock = WallClock::read();
+        let (names, hidden) = (&mut self.names, self.hidden.all());
+        self.tally
+            .calls(&self.journal, &self.table, now, clock, |id, row| {
+                (!hidden.contains(&row.key.cgroup_id)).then(|| Subject {
+                    destination: view::destination(id, row),
+                    workload: view::workload(id, row, names),
+                    netns: netns(row),
+                })
+            });
     }
 
     /// A program gives up only after three times what the destination usually takes (rule 6).
