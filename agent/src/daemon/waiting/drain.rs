@@ -313,7 +313,7 @@ fn is_idle(stamp: &Stamp, look: &Look) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use agent_common::stamp::pack_request;
+    use agent_common::stamp::{PHASE_OPEN, pack_request};
     use bytemuck::Zeroable as _;
 
     use super::*;
@@ -362,6 +362,7 @@ mod tests {
             ..ORDER
         };
         let held_back = Stamp {
+            phase: PHASE_OPEN,
             request: pack_request(3, 1),
             protocol: PROTOCOL_HTTP1,
             tls_stage: COMPARED | REFUSED,
