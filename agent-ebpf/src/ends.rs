@@ -7,6 +7,7 @@ use agent_common::{
         OUTCOME_HUNG, OUTCOME_OTHER, OUTCOME_RESET, OUTCOME_RESPONSE, OUTCOME_SLOW, OUTCOME_STATUS,
     },
     reply::{self, Answer},
+    request::COMPARED,
     retry::{ENDED_UNANSWERED, ENDED_WELL},
     row::FAIL_LISTED,
     stamp::{
@@ -25,7 +26,7 @@ use crate::{
     maps,
     opaque::{hidden, hidden64, is},
     outcome::{self, Window},
-    request, retries, tried,
+    request, retries, tried, whole,
 };
 
 const EPIPE: u32 = 32;
@@ -109,12 +110,12 @@ pub struct Answered {
     pub says: u64,
 }
 
-/// An exchange is answered.
+/// An exchange is answered. 1 if the answer says that it has failed, else 0.
 ///
 /// # Safety
 /// `stamp` must be the connection's and `row` its row.
 #[inline(never)]
-pub unsafe fn answered(stamp: *mut Stamp, row: *mut Row, answered: Answered) {
+pub unsafe fn answered(stamp: *mut Stamp, row: *mut Row, answered: Answered) -> u32 {
     let Answered {
         now,
         us,
@@ -160,6 +161,7 @@ pub unsafe fn answered(stamp: *mut Stamp, row: *mut Row, answered: Answered) {
         would_ended(stamp, !is_failed);
         // Last of all, as in `ended`.
         atomics::add(&raw mut (*row).responses, 1);
+        hidden(u32::from(is_failed))
     }
 }
 
@@ -277,7 +279,7 @@ pub unsafe fn closing(stamp: *mut Stamp, change: &Change) -> bool {
             } else {
                 outcome
             };
-            (*stamp).ended = ENDED_UNANSWERED;
+            (*stamp).ended = what_is_known(stamp, cookie, ENDED_UNANSWERED);
             probe_ended(stamp, now, us, outcome);
             would_ended(stamp, false);
             ended(row);
@@ -293,11 +295,12 @@ pub unsafe fn closing(stamp: *mut Stamp, change: &Change) -> bool {
         };
         atomics::add(counter, 1);
         let is_unasked = error == 0 && !is_stale && is(unasked(stamp, row, word, outcome, us));
-        (*stamp).ended = if is_stale || outcome == OUTCOME_ABANDONED || is_unasked {
+        let how = if is_stale || outcome == OUTCOME_ABANDONED || is_unasked {
             ENDED_WELL
         } else {
             ENDED_UNANSWERED
         };
+        (*stamp).ended = what_is_known(stamp, cookie, hidden(how));
         if is_stale || outcome == OUTCOME_ABANDONED {
             probe_ended(stamp, now, us, OUTCOME_ABANDONED);
         } else {
@@ -316,6 +319,19 @@ pub unsafe fn closing(stamp: *mut Stamp, change: &Change) -> bool {
         ended(row);
     }
     true
+}
+
+/// How an exchange ended, for whoever compares requests.
+#[inline(always)]
+unsafe fn what_is_known(stamp: *mut Stamp, cookie: u64, ended: u32) -> u32 {
+    // SAFETY: by the caller, map memory.
+    unsafe {
+        if (*stamp).protocol == PROTOCOL_HTTP1 && (*stamp).tls_stage & COMPARED != 0 {
+            whole::ended(stamp, cookie, ended)
+        } else {
+            ended
+        }
+    }
 }
 
 /// A destination that has never answered anybody may be one that never does (syslog): that a program

@@ -13,7 +13,7 @@ use agent_common::{
     Row, Stamp, Verdict, classify,
     http::{self, BODY_NONE},
     reply::{self, Answer},
-    request::{ELSEWHERE, SENDS, asked, asked_on},
+    request::{COMPARED, ELSEWHERE, SENDS, asked, asked_on},
     retry::ENDED_WELL,
     stamp::{
         KIND_GREETING, KIND_HANDSHAKE, KIND_REQUEST, PHASE_OPEN, PHASE_PENDING, PROTOCOL_ADOPTED,
@@ -39,7 +39,7 @@ use crate::{
     outcome, paces, request,
     segment::{self, Segment},
     speaks::{self, FAREWELL},
-    stamps, taken, tls, tried,
+    stamps, taken, tls, tried, whole,
 };
 
 const PASS: i32 = 1;
@@ -140,9 +140,12 @@ unsafe fn out(ctx: &SkBuffContext, stamp: *mut Stamp, segment: Segment, verdict:
                 }
                 if in_handshake {
                     tls::sent(ctx.skb.skb, stamp, &segment);
-                } else if protocol == PROTOCOL_HTTP1 && (*stamp).tls_stage & SENDS != 0 {
+                } else if protocol == PROTOCOL_HTTP1 && (*stamp).tls_stage & (SENDS | COMPARED) != 0
+                {
                     let old = segment.payload.wrapping_sub(new as u32);
-                    request::goes_on(ctx.skb.skb, stamp, &segment, old);
+                    if hidden(more(ctx.skb.skb, stamp, &segment, old) as u32) == DROP as u32 {
+                        *verdict = DROP;
+                    }
                 }
                 return 0;
             }
@@ -274,6 +277,32 @@ unsafe fn out(ctx: &SkBuffContext, stamp: *mut Stamp, segment: Segment, verdict:
     }
 }
 
+/// More of a request of HTTP/1 is sent: all of the payload but the first `old` bytes. Whether it may leave, as the hook
+/// returns it.
+#[inline(never)]
+unsafe fn more(skb: *mut __sk_buff, stamp: *mut Stamp, segment: &Segment, old: u32) -> i32 {
+    // SAFETY: by the caller, map memory.
+    unsafe {
+        // (All that the verifier knows of it by now would make many walks of this.)
+        let segment = &Segment {
+            end: hidden(segment.end),
+            payload: hidden(segment.payload),
+            offset: hidden(segment.offset),
+            ack: 0,
+            is_syn: false,
+        };
+        let old = hidden(old);
+        if (*stamp).tls_stage & COMPARED != 0 && whole::goes_on(skb, stamp, segment, old) != PASS {
+            (*stamp).out_end = segment.begin().wrapping_add(old);
+            return DROP;
+        }
+        if (*stamp).tls_stage & SENDS != 0 {
+            request::goes_on(skb, stamp, segment, old);
+        }
+        PASS
+    }
+}
+
 const HANDSHAKE: u32 = Sent::Handshake as u32;
 const REQUEST: u32 = Sent::Request as u32;
 
@@ -382,7 +411,7 @@ unsafe fn back(ctx: &SkBuffContext, stamp: *mut Stamp, mut segment: Segment) {
             } else {
                 ends::says(answer, line)
             };
-            answered(
+            let failed = answered(
                 stamp,
                 row,
                 Answered {
@@ -392,6 +421,9 @@ unsafe fn back(ctx: &SkBuffContext, stamp: *mut Stamp, mut segment: Segment) {
                     says,
                 },
             );
+            if is(failed) {
+                whole::answered_badly(stamp, bpf_get_socket_cookie(ctx.as_ptr()));
+            }
             if (*stamp).ended != ENDED_WELL && protocol == PROTOCOL_HTTP1 {
                 tried::fails(stamp, bpf_get_socket_cookie(ctx.as_ptr()), now);
             }
