@@ -96,19 +96,12 @@ pub struct Retries {
     pub told: u32,
     /// Attempts of the row when the second began ([`is_new_second`]); wraps.
     pub second: u32,
-    /// When one was last let pass beyond its limit, or the first was refused ([`tick`]); 0: never
-    /// ([`trial`]).
-    pub trial: u32,
-    _pad: u32,
 }
 
 /// Entries of [`Retries::nth`].
 pub const NTH: usize = 4;
 
-layout!(
-    Retries, size 200,
-    begins at 0, epoch at 64, rejected_budget at 80, nth at 112, repeated at 132, live at 168, trial at 192,
-);
+layout!(Retries, size 192, begins at 0, epoch at 64, rejected_budget at 80, nth at 112, repeated at 132, live at 168);
 
 /// What becomes of an attempt beyond the limit, of an operation whose exchange has failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -122,7 +115,7 @@ pub enum Trial {
 }
 
 /// Of those that the limit refuses one passes each quarter of the window: the agent's own dials do not tell whether
-/// the destination answers, and there may be nobody else who asks. `last` is [`Retries::trial`].
+/// the destination answers, and there may be nobody else who asks. `last` is [`Task::trial`].
 #[inline(always)]
 pub const fn trial(last: u32, now: u32, window_ns: u64) -> Trial {
     let window = tick(window_ns);
@@ -283,9 +276,13 @@ pub struct Task {
     pub dialled: u32,
     /// How far apart its connects are.
     pub rhythm: Rhythm,
+    /// When an attempt of its operation was last let pass beyond the limit, or the first was refused ([`tick`]); 0:
+    /// none was ([`trial`]).
+    pub trial: u32,
+    _pad: u32,
 }
 
-layout!(Task, size 72, owner at 0, operation at 16, ended at 28, open at 48, rhythm at 68);
+layout!(Task, size 80, owner at 0, operation at 16, ended at 28, open at 48, rhythm at 68, trial at 72);
 
 /// A time as a rhythm knows it: units of 2^16 ns (66 us). Wraps after 281 s.
 #[inline(always)]

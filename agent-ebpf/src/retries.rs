@@ -169,6 +169,7 @@ unsafe fn claim(task: *mut Task, caller: u64, row: *mut Row) {
         (*task).refusals = 0;
         (*task).failed = 0;
         (*task).rhythm = Rhythm(0);
+        (*task).trial = 0;
     }
 }
 
@@ -324,7 +325,9 @@ unsafe fn allowed(
         if mode != Mode::OFF {
             let limit = (*policy).limit;
             let is_beyond = limit != NO_LIMIT && since > limit;
-            if is_beyond && !tries(task, retries, (*policy).window_ns, now) {
+            if !is_beyond {
+                (*task).trial = 0;
+            } else if !tries(task, (*policy).window_ns, now) {
                 if mode == Mode::ENFORCE {
                     atomics::add32(&raw mut (*retries).rejected_limit, 1);
                 } else {
@@ -363,7 +366,7 @@ unsafe fn allowed(
 /// Whether an attempt beyond the limit is let pass all the same, to find out whether the destination answers again.
 /// (Where connects failed, the agent finds out by itself.)
 #[inline(never)]
-unsafe fn tries(task: *mut Task, retries: *mut Retries, window_ns: u64, now: u64) -> bool {
+unsafe fn tries(task: *mut Task, window_ns: u64, now: u64) -> bool {
     // SAFETY: by the caller, map memory.
     unsafe {
         if (*task).ended != ENDED_UNANSWERED {
@@ -371,16 +374,11 @@ unsafe fn tries(task: *mut Task, retries: *mut Retries, window_ns: u64, now: u64
         }
         // (0 is never.)
         let now = tick(now) | 1;
-        let place = &raw mut (*retries).trial;
-        let last = place.read_volatile();
-        match trial(last, now, window_ns) {
-            Trial::No => false,
-            Trial::Begins => {
-                atomics::replace32(place, last, now);
-                false
-            }
-            Trial::Passes => atomics::replace32(place, last, now),
+        let what = trial((*task).trial, now, window_ns);
+        if !matches!(what, Trial::No) {
+            (*task).trial = now;
         }
+        matches!(what, Trial::Passes)
     }
 }
 
