@@ -8,6 +8,7 @@ pub mod cli;
 pub mod control;
 pub mod core;
 pub mod daemon;
+pub mod files;
 pub mod hosts;
 pub mod kernel;
 pub mod metrics;
