@@ -98,9 +98,9 @@ impl Traffic {
     }
 }
 
-/// A change: correlated failures have begun, or are over. Said to begin a second time when they began
-/// with one workload only ([`Engine::correlated_within`](super::Engine::correlated_within)) and others
-/// fail as well now.
+/// A change: correlated failures have begun, or are over. Said to begin again, twice at most, when it is
+/// known better whose fault it is ([`Engine::correlated_within`](super::Engine::correlated_within)): that
+/// of one workload beside which others are well, or that of more than this one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Correlated {
     /// Begun, or over.
@@ -128,8 +128,8 @@ pub(super) struct Correlation {
     only: Option<Workload>,
     /// Somebody else calls anything at all: only then does `only` say anything.
     has_others: bool,
-    /// It has been said that others fail, too: once is enough.
-    is_wide: bool,
+    /// What has been said of whose fault it is.
+    told: Blame,
     /// Workloads that were held back and no longer are.
     released: Vec<Workload>,
     /// When the next look is due.
@@ -200,18 +200,24 @@ impl Correlation {
             .map_or(0, |(traffic, _)| traffic.destinations.max(failing));
         let addresses = addresses(self.failing.keys());
         let is_so = counted >= FEWEST && is_most(failing, counted) && addresses >= ADDRESSES;
-        let (mut begins, mut ends, mut widens) = (false, false, false);
+        let (mut begins, mut ends, mut is_news) = (false, false, false);
         if is_so {
             begins = self.seen.replace(now).is_none();
-            let before = self.only;
             self.blame(counted, now);
-            widens = !begins && before.is_some() && self.only.is_none() && !self.is_wide;
-            self.is_wide |= self.only.is_none();
+            let blame = match (self.only, self.has_others) {
+                (Some(_), false) => Blame::Alone,
+                (Some(_), true) => Blame::One,
+                (None, _) => Blame::Many,
+            };
+            let before = self.told;
+            self.told = before.max(blame);
+            // Alone and many are the same words: the fault is on this side.
+            is_news = self.told > before && (before, blame) != (Blame::Alone, Blame::Many);
         } else if self.seen.is_some_and(|seen| now - seen >= CALM) {
             ends = true;
             self.seen = None;
             self.only = None;
-            self.is_wide = false;
+            self.told = Blame::default();
         }
         let released = &mut self.released;
         self.held.retain(|workload, seen| {
@@ -223,7 +229,7 @@ impl Correlation {
         });
         let ages = self.held.values().chain(&self.seen);
         self.due = ages.min().map(|oldest| *oldest + CALM);
-        (begins || ends || widens).then_some(Correlated {
+        (begins || ends || is_news).then_some(Correlated {
             begins: !ends,
             failing,
             destinations: counted,
@@ -267,6 +273,18 @@ impl Correlation {
             }
         }
     }
+}
+
+/// Whose fault it is taken for. In the course of one fault only what comes later here is news.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+enum Blame {
+    /// One workload fails, and no other calls anything (or has not been counted yet).
+    #[default]
+    Alone,
+    /// One fails, and the others are well.
+    One,
+    /// Others fail, too.
+    Many,
 }
 
 /// More than [`SHARE_PERCENT`] of them.

@@ -183,6 +183,24 @@ fn that_others_fail_too_is_said_once() {
     assert_eq!(node.said(), [true, true, false]);
 }
 
+/// The count may be older than what the others call.
+#[test]
+fn that_others_are_well_is_said_once_it_is_known() {
+    let mut node = Node::new(&[(1, 8), (2, 4)]);
+    node.engine.traffic(0, node.now, &mut node.out);
+    let mine: Vec<u32> = (0..8).collect();
+    for index in &mine {
+        node.fail(*index, 1);
+    }
+    assert_eq!(
+        (node.said(), node.engine.correlated_within()),
+        (vec![true], None)
+    );
+    node.go_on(5, &mine);
+    assert_eq!(node.said(), [true, true]);
+    assert_eq!(node.engine.correlated_within(), Some(1));
+}
+
 /// Each workload is let go when it has been well for ten seconds, though another goes on.
 #[test]
 fn a_workload_that_is_well_again_is_let_go() {
