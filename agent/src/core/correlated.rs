@@ -22,7 +22,7 @@
 //! fail. Without a fresh count nothing is correlated.
 //!
 //! Cost: a failure is two look-ups; a look walks all that fail, ten times a second at most when they are
-//! many. Of workloads it asks only while the node's destinations fail.
+//! more than ten, and twice when they are thousands. Of workloads it asks only while the node's destinations fail.
 
 use std::cmp::Reverse;
 use std::collections::{HashMap, HashSet};
@@ -43,6 +43,11 @@ const CALM: Nanos = Nanos::from_secs(10);
 const COUNT_LASTS: Nanos = Nanos::from_secs(5);
 /// Failing destinations that are remembered, and as many for each workload: beyond it the share is so large that more say no more.
 const MOST: usize = 65_536;
+
+/// So many that fail are all looked at with each failure,
+const SOME: usize = 2 * FEWEST;
+/// so many ten times a second, and more twice a second.
+const MANY: usize = 4096;
 
 /// An address and port, of whatever namespace.
 type Place = ([u8; 16], u32, u16);
@@ -175,7 +180,12 @@ impl Correlation {
         note(&mut self.failing, place, at);
         note(&mut self.whose, (workload, place), at);
         // A look at all of them for each failure would cost too much.
-        if self.whose.len() > 2 * FEWEST && now - self.pruned < Nanos::from_millis(100) {
+        let pause = match self.whose.len() {
+            ..=SOME => Nanos::ZERO,
+            ..=MANY => Nanos::from_millis(100),
+            _ => Nanos::from_millis(500),
+        };
+        if now - self.pruned < pause {
             return None;
         }
         self.look(now)
