@@ -4,9 +4,10 @@
 //! Nothing here needs more than [`HEAD`] bytes, and nothing looks inside encrypted data.
 
 use crate::{
+    broker,
     stamp::{
-        PROTOCOL_AMQP, PROTOCOL_HTTP1, PROTOCOL_MULTIPLEXED, PROTOCOL_OPAQUE, PROTOCOL_SSH,
-        PROTOCOL_TLS, PROTOCOL_TUNNEL, PROTOCOL_UNKNOWN,
+        PROTOCOL_AMQP, PROTOCOL_HTTP1, PROTOCOL_MQTT, PROTOCOL_MULTIPLEXED, PROTOCOL_NATS,
+        PROTOCOL_OPAQUE, PROTOCOL_SSH, PROTOCOL_TLS, PROTOCOL_TUNNEL, PROTOCOL_UNKNOWN,
     },
     tls,
 };
@@ -27,6 +28,9 @@ pub fn protocol(head: &[u8; HEAD], length: usize) -> u32 {
     }
     if word(head) == u32::from_ne_bytes(*b"AMQP") {
         return PROTOCOL_AMQP;
+    }
+    if let Some(protocol) = broker::protocol(head) {
+        return protocol;
     }
     if word(head) == u32::from_ne_bytes(*b"CONN") {
         return PROTOCOL_TUNNEL;
@@ -51,8 +55,12 @@ const TLS_RECORD_MOST: u32 = (1 << 14) + 2048;
 /// As far as can be told: a segment in the middle of an upload looks like this only by chance.
 #[inline(always)]
 pub fn mid_stream(look: impl Fn() -> ([u8; HEAD], u32)) -> u32 {
-    if look().1 < 5 {
+    if ask(&look, broker::is_mqtt_packet) {
+        PROTOCOL_MQTT
+    } else if look().1 < 5 {
         PROTOCOL_UNKNOWN
+    } else if ask(&look, broker::is_nats_message) {
+        PROTOCOL_NATS
     } else if ask(&look, is_tls_record) {
         PROTOCOL_TLS
     } else if ask(&look, |head, _| word(head) == u32::from_ne_bytes(*b"CONN")) {
@@ -197,6 +205,23 @@ pub fn begins_http_request(head: &[u8; HEAD]) -> bool {
     head[0].is_ascii_uppercase() && head[1].is_ascii_uppercase() && head[2].is_ascii_uppercase()
 }
 
+/// A client of a protocol that answers each request: in `Stamp::tls_stage`, of what is no HTTP/1 and no TLS. The
+/// egress hook is the writer.
+pub const ANSWERS_ALL: u32 = 1 << 15;
+
+/// Whether the first payload that a client sends is one of a protocol that answers each request, though it is
+/// only timed: Redis, PostgreSQL's startup (version 3; SSLRequest and GSSENCRequest, of which five bytes are at
+/// hand), MySQL's answer to a greeting.
+#[inline(always)]
+pub fn answers_all(head: &[u8; HEAD], length: u32) -> bool {
+    let is_startup = head[4] == 0 && head[5] == 3;
+    let said = u32::from_le_bytes([head[0], head[1], head[2], 0]);
+    is_redis_array(head, length)
+        || (word(head) == u32::from_ne_bytes([0, 0, 0, 8]) && length == 8 && head[4] == 4)
+        || (head[0] == 0 && is_startup)
+        || (head[3] == 1 && said == length.wrapping_sub(4))
+}
+
 /// Whether a payload of this length can be a farewell at all.
 #[inline(always)]
 pub fn may_be_farewell(length: u32) -> bool {
@@ -228,14 +253,6 @@ pub fn is_farewell(head: &[u8; HEAD], length: u32) -> bool {
 #[inline(always)]
 pub fn begins_stream(head: &[u8; HEAD]) -> bool {
     !matches!(head[3], 3 | 4 | 6 | 7 | 8)
-}
-
-/// Whether a payload on an AMQP connection can ask for something: a heartbeat (frame type 8; an
-/// empty frame in AMQP 1.0, whose size is 8) does not.
-#[inline(always)]
-pub fn begins_amqp(head: &[u8; HEAD]) -> bool {
-    let empty = word(head) == u32::from_ne_bytes([0, 0, 0, 8]);
-    head[0] != 8 && !empty
 }
 
 #[inline(always)]
@@ -312,10 +329,24 @@ mod tests {
     }
 
     #[test]
+    fn what_answers_each_request() {
+        for (bytes, wanted) in [
+            (&b"*1\r\n$4\r\nPING\r\n"[..], true),
+            (b"\0\0\0\x29\0\x03\0\0user\0me\0", true),
+            (b"\0\0\0\x29\0\x03\0\x02user\0me\0", true),
+            (b"\0\0\0\x08\x04\xd2\x16\x2f", true),
+            (b"\0\0\0\x09\x04\xd2\x16\x2f", false),
+            (b"\x0c\0\0\x01\x8d\xa6\xff\x09\0\0\0\x01....", true),
+            (b"a message", false),
+            (b"x", false),
+        ] {
+            let said = answers_all(&head(bytes), bytes.len() as u32);
+            assert_eq!(said, wanted, "{bytes:?}");
+        }
+    }
+
+    #[test]
     fn heartbeats() {
-        assert!(!begins_amqp(&head(b"\x08\0\0\0\0\0\0\xce")));
-        assert!(!begins_amqp(&head(b"\0\0\0\x08\x02\0\0\0")));
-        assert!(begins_amqp(&head(b"\x01\0\x01\0\0\0\x0d")));
         assert!(!begins_stream(&head(b"\0\0\x08\x06\x01\0\0\0\0")));
         assert!(begins_stream(&head(b"\0\0\x20\x01\x05\0\0\0\x01")));
     }
@@ -341,6 +372,20 @@ mod tests {
             (b"\0\0\x08\x06\x01\0\0\0\0........", PROTOCOL_MULTIPLEXED),
             (b"\0\0\x03\x01\x05\0\0\0\x07...", PROTOCOL_MULTIPLEXED),
             (b"\0\0\xff\x01\x05\0\0\0\x07...", PROTOCOL_UNKNOWN),
+            (b"\x30\x07\0\x01t21.5", PROTOCOL_MQTT),
+            (b"\x32\x09\0\x01t\0\x0121.5", PROTOCOL_MQTT),
+            (b"\xc0\0", PROTOCOL_MQTT),
+            // LDAP's search.
+            (
+                b"\x30\x0c\x02\x01\x02\x63\x07\x04\0\x0a\x01\x02\x0a\x01",
+                PROTOCOL_UNKNOWN,
+            ),
+            (
+                b"0123456789 and so on, of a length that fits not",
+                PROTOCOL_UNKNOWN,
+            ),
+            (b"PUB foo 5\r\nhello\r\n", PROTOCOL_NATS),
+            (b"HPUB foo 12 17\r\n", PROTOCOL_NATS),
             (b"the middle of an upload", PROTOCOL_UNKNOWN),
             (b"0123456789abcdef", PROTOCOL_UNKNOWN),
             (b"x", PROTOCOL_UNKNOWN),

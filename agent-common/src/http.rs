@@ -6,7 +6,8 @@
 //! wrongly.
 
 use crate::{
-    request::{self, HAS_BODY, PIPELINES},
+    classify,
+    request::{self, ELSEWHERE, HAS_BODY, PIPELINES},
     stamp::{PROTOCOL_HTTP1, Stamp, unpack_request},
 };
 
@@ -68,16 +69,37 @@ pub const fn hands_over(line: u64, asks: u32) -> bool {
     line == HTTP_101 || (asks == ASKS_TUNNEL && line & CLASS == HTTP_2XX)
 }
 
-/// What a request asks for, and whether it may have a body ([`HAS_BODY`]), from its first four bytes.
+/// What a request asks for, whether it may have a body ([`HAS_BODY`]), and whether it is for somebody behind the
+/// server ([`ELSEWHERE`]), from its first bytes.
 #[inline(always)]
-pub fn asks(method: [u8; 4]) -> u32 {
-    match u32::from_ne_bytes(method) {
+pub fn asks(head: &[u8; classify::HEAD]) -> u32 {
+    let asks = match classify::word(head) {
         // (Some send a body with GET: a query, in one go.)
         GET => ASKS_BODY,
         HEAD => ASKS_HEAD,
-        CONNECT => ASKS_TUNNEL,
+        CONNECT => return ASKS_TUNNEL | ELSEWHERE,
         _ => ASKS_BODY | HAS_BODY,
+    };
+    if is_for_proxy(head) {
+        asks | ELSEWHERE
+    } else {
+        asks
     }
+}
+
+/// Whether the target of a request has the absolute form (RFC 9112, section 3.2.2), which begins with a scheme,
+/// and so with a letter: what a proxy is sent. The other forms begin with `/` or `*`.
+#[inline(always)]
+fn is_for_proxy(head: &[u8; classify::HEAD]) -> bool {
+    // The space behind the method: from GET to PROPPATCH.
+    let mut at = 3;
+    while at <= 9 {
+        if head[at] == b' ' {
+            return head[at + 1].is_ascii_alphabetic();
+        }
+        at += 1;
+    }
+    false
 }
 
 const GET: u32 = u32::from_ne_bytes(*b"GET ");

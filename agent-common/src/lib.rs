@@ -12,6 +12,7 @@
 
 pub mod adopt;
 pub mod answer;
+pub mod broker;
 pub mod budget;
 pub mod classify;
 pub mod control;
@@ -34,7 +35,9 @@ pub mod status;
 pub mod syn;
 pub mod tls;
 pub mod tried;
+pub mod unanswered;
 pub mod verdict;
+pub mod whole;
 pub mod window;
 
 pub use adopt::AdoptOffsets;

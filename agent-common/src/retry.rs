@@ -9,6 +9,7 @@ use bytemuck::{Pod, Zeroable};
 use crate::{
     budget::{Budget, Counts, SLOTS},
     layout,
+    method::METHODS,
 };
 
 /// What a policy says about retries. Written by the agent, by index of the policy.
@@ -87,15 +88,11 @@ pub struct Retries {
     pub nth: [u32; NTH],
     /// As `rejected_deadline`, where observe mode let them pass.
     pub would_deadline: u32,
-    /// Requests repeated that are not idempotent ([`crate::method`]), of any fate.
-    pub non_idempotent: u32,
-    /// Those of them that were refused.
-    pub refused: u32,
-    /// As `refused`, where observe mode let them pass.
-    pub would_refuse: u32,
+    /// Requests repeated that are not idempotent, by fate and method ([`repeated_place`]).
+    pub repeated: [u32; FATES * METHODS.len()],
     /// Requests repeated on the connection on which they had failed, as `nth`.
     pub live: [u32; NTH],
-    /// When an event last told of a request that is not idempotent ([`tick`]); 0: none did.
+    /// In which second events have told of such requests, and of which of them ([`told`]); 0: none did.
     pub told: u32,
     /// Attempts of the row when the second began ([`is_new_second`]); wraps.
     pub second: u32,
@@ -108,7 +105,10 @@ pub struct Retries {
 /// Entries of [`Retries::nth`].
 pub const NTH: usize = 4;
 
-layout!(Retries, size 176, begins at 0, epoch at 64, rejected_budget at 80, nth at 112, live at 144, trial at 168);
+layout!(
+    Retries, size 200,
+    begins at 0, epoch at 64, rejected_budget at 80, nth at 112, repeated at 132, live at 168, trial at 192,
+);
 
 /// What becomes of an attempt beyond the limit, of an operation whose exchange has failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -136,10 +136,51 @@ pub const fn trial(last: u32, now: u32, window_ns: u64) -> Trial {
     }
 }
 
+/// Fates of a request that is not idempotent and is repeated.
+pub const FATES: usize = 3;
+/// It passed.
+pub const FATE_PASSED: u32 = 0;
+/// It was refused.
+pub const FATE_REFUSED: u32 = 1;
+/// It would have been refused, but for observe mode.
+pub const FATE_WOULD: u32 = 2;
+
+/// What [`Retries::told`] becomes when an event tells of one of these ([`repeated_place`]) in the second (of 1.07 s)
+/// that has this [`tick`]; `None` if one has told of its like in it.
+#[inline(always)]
+pub const fn told(before: u32, place: u32, tick: u32) -> Option<u32> {
+    const PLACES: u32 = (FATES * METHODS.len()) as u32;
+    let second = tick >> 10 << PLACES;
+    let bit = 1 << (place & 15);
+    if before >> PLACES << PLACES != second {
+        Some(second | bit)
+    } else if before & bit == 0 {
+        Some(before | bit)
+    } else {
+        None
+    }
+}
+
+/// The entry of [`Retries::repeated`] of a fate and a method ([`crate::method::method`], not 0).
+#[inline(always)]
+pub const fn repeated_place(fate: u32, method: u32) -> usize {
+    let fate = if fate > FATE_WOULD { FATE_WOULD } else { fate } as usize;
+    let method = method.saturating_sub(1) as usize;
+    let most = METHODS.len() - 1;
+    fate * METHODS.len() + if method > most { most } else { method }
+}
+
 impl Retries {
     /// Retries that dialled.
     pub fn total(&self) -> u64 {
         self.nth.iter().map(|&n| u64::from(n)).sum()
+    }
+
+    /// Requests repeated that are not idempotent, of one fate.
+    pub fn repeated(&self, fate: u32) -> u64 {
+        let begin = repeated_place(fate, 1);
+        let all = &self.repeated[begin..begin + METHODS.len()];
+        all.iter().map(|&n| u64::from(n)).sum()
     }
 
     /// Retries on connections that existed.
@@ -512,6 +553,18 @@ mod tests {
             let wait = |n| wait_ms * factor.pow(n) * 1_000_000;
             prop_assert!(is_in_time(wait(n), pause(wait(n - 1))) || wait(n - 1) >= 1 << 32);
         }
+    }
+
+    #[test]
+    fn each_like_is_told_once_a_second() {
+        let now = tick(77_000_000_000);
+        let first = told(0, 0, now).expect("none was told");
+        assert_eq!(told(first, 0, now), None);
+        let second = told(first, 8, now + 1).expect("another");
+        assert_eq!(told(second, 8, now + 1), None);
+        assert_eq!(told(second, 0, now + 1), None);
+        let next = told(second, 0, now + 1024).expect("a second later");
+        assert!(told(next, 8, now + 1024).is_some());
     }
 
     #[test]

@@ -28,16 +28,22 @@ pub struct Stamp {
     /// a SYN: `in_end` at its adoption. On an open connection of HTTP/1: where the request under way ends
     /// (`SENDS_` in [`crate::request`]).
     pub syn_timeout_ticks: u32,
+    /// Name of the thread that called `connect()`. (The last of what exchanges only read: with the slot's
+    /// head before it, it fills a cache line.)
+    pub comm: [u8; COMM_LEN],
+
+    // --- the line that exchanges write. Egress and ingress may run on two CPUs: each line that both write
+    // --- goes to and fro, which costs more than all the rest
     /// When the SYN left (CLOCK_MONOTONIC, ns); 0 before. On an open connection: when the last byte of
     /// the request under way was sent.
     pub begun_ns: u64,
-    /// Process (thread group) that called `connect()`. Of an adopted connection one that has the
-    /// socket, written by the agent together with `comm`; 0: not known.
-    pub pid: u32,
-    /// Thread that called `connect()`.
-    pub tid: u32,
-    /// Name of that thread.
-    pub comm: [u8; COMM_LEN],
+    /// One of the `ENDED_` constants: what the last answer said, or how it ended.
+    pub ended: u32,
+    /// 1 once the program has closed the socket: what is left of the connection is the kernel's.
+    pub released: u16,
+    /// 1 if the last answer was longer than a segment, so that its end is not known. Written by the
+    /// ingress hook.
+    pub is_long: u16,
 
     // --- exchanges; the egress hook is the only writer of these
     /// Packed ([`pack_request`]): number of the exchange under way or last ended, its begin, and of
@@ -62,7 +68,8 @@ pub struct Stamp {
     /// having acknowledged it is no answer.
     pub request_seq: u32,
     /// What a TLS client has sent (`STAGE_` in [`crate::tls`]). With HTTP/1: what the last request asks
-    /// for (`ASKS_` in [`crate::http`]), and what is known of its end (`SENDS_` in [`crate::request`]).
+    /// for (`ASKS_` in [`crate::http`]), and what is known of its end (`SENDS_` in [`crate::request`]). With
+    /// AMQP: [`crate::broker::CONFIRMS`].
     pub tls_stage: u32,
     /// What a TLS 1.3 server has sent since the handshake ([`crate::tls::received`]). With HTTP/1: what is
     /// known of the end of the last answer, and whether HTTP is spoken at all (`BODY_` in [`crate::http`]).
@@ -86,13 +93,11 @@ pub struct Stamp {
     // --- what a retry of it would need to know ([`crate::retry`])
     /// Packed ([`crate::retry::pack_operation`]): which attempt of which operation it is.
     pub operation: u64,
-    /// One of the `ENDED_` constants: what the last answer said, or how it ended.
-    pub ended: u32,
-    /// 1 once the program has closed the socket: what is left of the connection is the kernel's.
-    pub released: u16,
-    /// 1 if the last answer was longer than a segment, so that its end is not known. Written by the
-    /// ingress hook.
-    pub is_long: u16,
+    /// Process (thread group) that called `connect()`. Of an adopted connection one that has the
+    /// socket, written by the agent together with `comm`; 0: not known.
+    pub pid: u32,
+    /// Thread that called `connect()`.
+    pub tid: u32,
     /// Time that its SYN is held, ms; 0: not. The TCP_USER_TIMEOUT on the socket is longer by so much.
     /// Until it is established, `answered_ns` is when its SYN may leave, or when one was last sent.
     pub hold_ms: u32,
@@ -102,9 +107,9 @@ pub struct Stamp {
 
 layout!(
     Stamp, size 176,
-    row at 0, phase at 16, begun_ns at 32, pid at 40, comm at 48, request at 64, answered_ns at 80,
+    row at 0, phase at 16, comm at 32, begun_ns at 48, ended at 56, request at 64, answered_ns at 80,
     request_seq at 96, local_addr at 112, peer_addr at 128, local_port_be at 144, ifindex at 148,
-    operation at 152, hold_ms at 168,
+    operation at 152, pid at 160, hold_ms at 168,
 );
 
 impl Stamp {
@@ -118,10 +123,11 @@ impl Stamp {
         our_timeout_ms: 0,
         own_timeout_ms: 0,
         syn_timeout_ticks: 0,
-        begun_ns: 0,
-        pid: 0,
-        tid: 0,
         comm: [0; COMM_LEN],
+        begun_ns: 0,
+        ended: 0,
+        released: 0,
+        is_long: 0,
         request: 0,
         out_end: 0,
         protocol: PROTOCOL_UNKNOWN,
@@ -138,9 +144,8 @@ impl Stamp {
         peer_port_be: 0,
         ifindex: 0,
         operation: 0,
-        ended: 0,
-        released: 0,
-        is_long: 0,
+        pid: 0,
+        tid: 0,
         hold_ms: 0,
         syn_count: 0,
     };
@@ -220,6 +225,13 @@ pub const PROTOCOL_TUNNEL: u32 = 5;
 pub const PROTOCOL_AMQP: u32 = 6;
 /// SSH: its farewell is encrypted, and a server may answer it by closing.
 pub const PROTOCOL_SSH: u32 = 7;
+
+/// MQTT ([`crate::broker`]).
+pub const PROTOCOL_MQTT: u32 = 8;
+/// NATS.
+pub const PROTOCOL_NATS: u32 = 9;
+/// STOMP.
+pub const PROTOCOL_STOMP: u32 = 10;
 
 /// Adopted in the middle of its life: what the client sends next tells.
 pub const PROTOCOL_ADOPTED: u32 = 16;

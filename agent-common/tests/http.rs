@@ -4,7 +4,7 @@ use agent_common::{
     Stamp, classify,
     http::*,
     reply,
-    request::{HAS_BODY, PIPELINES, SENDS_SIZE},
+    request::{ELSEWHERE, HAS_BODY, PIPELINES, SENDS_SIZE},
     stamp::{PHASE_OPEN, PROTOCOL_HTTP1, PROTOCOL_OPAQUE, pack_request},
 };
 use proptest::prelude::*;
@@ -181,14 +181,49 @@ fn retry_after() {
 fn requests() {
     let head = b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\n";
     for (method, what, wanted) in [
-        (b"GET ", ASKS_BODY, BODY_LENGTH),
-        (b"POST", ASKS_BODY | HAS_BODY, BODY_LENGTH),
-        (b"HEAD", ASKS_HEAD, BODY_NONE),
-        (b"CONN", ASKS_TUNNEL, BODY_ENDLESS),
+        ("GET ", ASKS_BODY, BODY_LENGTH),
+        ("POST", ASKS_BODY | HAS_BODY, BODY_LENGTH),
+        ("HEAD", ASKS_HEAD, BODY_NONE),
+        ("CONN", ASKS_TUNNEL | ELSEWHERE, BODY_ENDLESS),
     ] {
-        assert_eq!(asks(*method), what);
+        assert_eq!(asks(&begin(method)), what);
         assert_eq!(said(head, what & ASKS, 0).0, wanted, "{method:?}");
     }
+}
+
+/// What a proxy is sent speaks of somebody else, and nothing else does.
+#[test]
+fn the_absolute_form() {
+    for (line, wanted) in [
+        ("GET http://dead.example/ HTTP/1.1", true),
+        ("GET HTTP://DEAD.example/ HTTP/1.1", true),
+        ("POST https://dead.example/x HTTP/1.1", true),
+        ("HEAD http://dead.example/ HTTP/1.1", true),
+        ("PATCH http://dead.example/ HTTP/1.1", true),
+        ("DELETE http://dead.example/ HTTP/1.1", true),
+        ("OPTIONS http://dead.example HTTP/1.1", true),
+        ("PROPFIND http://dead.example/ HTTP/1.1", true),
+        ("PROPPATCH http://dead.example/ HTTP/1.1", true),
+        ("GET ftp://dead.example/ HTTP/1.1", true),
+        ("CONNECT dead.example:443 HTTP/1.1", true),
+        ("GET / HTTP/1.1", false),
+        ("GET /http://dead.example/ HTTP/1.1", false),
+        ("POST /?to=http://dead.example/ HTTP/1.1", false),
+        ("PROPPATCH /http HTTP/1.1", false),
+        ("OPTIONS * HTTP/1.1", false),
+        ("GET  http://dead.example/ HTTP/1.1", false),
+        ("GET", false),
+    ] {
+        assert_eq!(asks(&begin(line)) & ELSEWHERE != 0, wanted, "{line}");
+    }
+}
+
+/// As many bytes of a payload as the hook looks at.
+fn begin(text: &str) -> [u8; classify::HEAD] {
+    let mut head = [0; classify::HEAD];
+    let length = text.len().min(head.len());
+    head[..length].copy_from_slice(&text.as_bytes()[..length]);
+    head
 }
 
 #[test]

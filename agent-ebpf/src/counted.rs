@@ -67,7 +67,7 @@ pub unsafe fn answered(
     }
     // SAFETY: by contract.
     unsafe {
-        atomics::add(&raw mut (*row).hung_recovered, 1);
+        atomics::add32(&raw mut (*row).hung_recovered, 1);
         if failed {
             return true;
         }

@@ -1,25 +1,32 @@
 //! How exchanges end: with an answer, or with the connection.
 
 use agent_common::{
-    Event, EventKind, Row, Stamp, Statuses,
+    Event, EventKind, Row, Stamp, Statuses, Verdict,
     event::{
         EVENT_EXCHANGE, EVENT_PROBE, OUTCOME_ABANDONED, OUTCOME_CLOSED_EARLY, OUTCOME_GAVE_UP,
         OUTCOME_HUNG, OUTCOME_OTHER, OUTCOME_RESET, OUTCOME_RESPONSE, OUTCOME_SLOW, OUTCOME_STATUS,
     },
     reply::{self, Answer},
+    request::COMPARED,
     retry::{ENDED_UNANSWERED, ENDED_WELL},
     row::FAIL_LISTED,
     stamp::{
-        KIND_HANDSHAKE, PROTOCOL_HTTP1, PROTOCOL_SSH, STAMP_HALF_CLOSED, STAMP_PROBE,
+        KIND_HANDSHAKE, KIND_REQUEST, PROTOCOL_HTTP1, PROTOCOL_SSH, STAMP_HALF_CLOSED, STAMP_PROBE,
         STAMP_PROBE_BY_EXCHANGE, STAMP_WOULD, kind_of_request, unpack_request,
     },
+    unanswered,
+    verdict::STATE_CLOSED,
 };
 
+use aya_ebpf::helpers::generated::bpf_ktime_get_ns;
+
 use crate::{
-    atomics, counted, events, maps,
-    opaque::hidden64,
+    atomics, counted, events,
+    kernel::current_is_exiting,
+    maps,
+    opaque::{hidden, hidden64, is},
     outcome::{self, Window},
-    request, retries, tried,
+    request, retries, tried, whole,
 };
 
 const EPIPE: u32 = 32;
@@ -103,12 +110,12 @@ pub struct Answered {
     pub says: u64,
 }
 
-/// An exchange is answered.
+/// An exchange is answered. 1 if the answer says that it has failed, else 0.
 ///
 /// # Safety
 /// `stamp` must be the connection's and `row` its row.
 #[inline(never)]
-pub unsafe fn answered(stamp: *mut Stamp, row: *mut Row, answered: Answered) {
+pub unsafe fn answered(stamp: *mut Stamp, row: *mut Row, answered: Answered) -> u32 {
     let Answered {
         now,
         us,
@@ -117,7 +124,6 @@ pub unsafe fn answered(stamp: *mut Stamp, row: *mut Row, answered: Answered) {
     } = answered;
     // SAFETY: by the caller, map memory.
     unsafe {
-        atomics::add(&raw mut (*row).responses, 1);
         (*row).last_answer_ns = now;
         atomics::add(&raw mut (*row).response_latency_sum_us, us);
         outcome::longest(&raw mut (*row).response_latency_max_us, us);
@@ -153,6 +159,9 @@ pub unsafe fn answered(stamp: *mut Stamp, row: *mut Row, answered: Answered) {
         }
         probe_ended(stamp, now, us, outcome);
         would_ended(stamp, !is_failed);
+        // Last of all, as in `ended`.
+        atomics::add(&raw mut (*row).responses, 1);
+        hidden(u32::from(is_failed))
     }
 }
 
@@ -164,8 +173,6 @@ pub struct Change {
     pub error: u32,
     /// Its `sk_shutdown`.
     pub shut: u32,
-    /// Whether the current task is on its way out.
-    pub exiting: bool,
     /// Bytes that lie there and that the program has not read.
     pub unread: u32,
     /// The socket's cookie.
@@ -177,12 +184,11 @@ pub struct Change {
 /// # Safety
 /// `stamp` must be the connection's.
 #[inline(never)]
-pub unsafe fn closing(stamp: *mut Stamp, now: u64, change: &Change) -> bool {
+pub unsafe fn closing(stamp: *mut Stamp, change: &Change) -> bool {
     let &Change {
         state,
         error,
         shut,
-        exiting,
         unread,
         cookie,
     } = change;
@@ -215,10 +221,16 @@ pub unsafe fn closing(stamp: *mut Stamp, now: u64, change: &Change) -> bool {
         }
         if !owed {
             // A connection without any exchange (a port check) says nothing, also as a probe.
-            probe_ended(stamp, now, 0, OUTCOME_ABANDONED);
+            if (*stamp).flags & STAMP_PROBE != 0 {
+                probe_ended(stamp, bpf_ktime_get_ns(), 0, OUTCOME_ABANDONED);
+            }
             would_ended(stamp, true);
+            if number != 0 && kind_of_request(word) == KIND_REQUEST {
+                ended_well(stamp);
+            }
             return true;
         }
+        let now = bpf_ktime_get_ns();
         if !atomics::replace32(&raw mut (*stamp).answers, answers, number) {
             // An answer has just come in on another CPU: it is one.
             return true;
@@ -238,7 +250,10 @@ pub unsafe fn closing(stamp: *mut Stamp, now: u64, change: &Change) -> bool {
             // A program that does not read has not waited: the answer cannot come, or lies there.
             _ if unread > READS => OUTCOME_ABANDONED,
             // The wait counts from the last byte of the request.
-            _ => given_up(stamp, now.saturating_sub((*stamp).begun_ns) / 1000, exiting),
+            _ => {
+                let waited_us = now.saturating_sub((*stamp).begun_ns) / 1000;
+                given_up(stamp, waited_us, current_is_exiting())
+            }
         };
         // An encrypted farewell looks like a request, and some servers close first.
         let is_farewell = outcome == OUTCOME_CLOSED_EARLY
@@ -264,7 +279,7 @@ pub unsafe fn closing(stamp: *mut Stamp, now: u64, change: &Change) -> bool {
             } else {
                 outcome
             };
-            (*stamp).ended = ENDED_UNANSWERED;
+            (*stamp).ended = what_is_known(stamp, cookie, ENDED_UNANSWERED);
             probe_ended(stamp, now, us, outcome);
             would_ended(stamp, false);
             ended(row);
@@ -279,16 +294,17 @@ pub unsafe fn closing(stamp: *mut Stamp, now: u64, change: &Change) -> bool {
             _ => &raw mut (*row).exchange_other,
         };
         atomics::add(counter, 1);
-        let is_one_way = outcome == OUTCOME_GAVE_UP && is_one_way(row, word);
-        (*stamp).ended = if is_stale || outcome == OUTCOME_ABANDONED || is_one_way {
+        let is_unasked = error == 0 && !is_stale && is(unasked(stamp, row, word, outcome, us));
+        let how = if is_stale || outcome == OUTCOME_ABANDONED || is_unasked {
             ENDED_WELL
         } else {
             ENDED_UNANSWERED
         };
+        (*stamp).ended = what_is_known(stamp, cookie, hidden(how));
         if is_stale || outcome == OUTCOME_ABANDONED {
             probe_ended(stamp, now, us, OUTCOME_ABANDONED);
         } else {
-            let seq = if is_one_way {
+            let seq = if is_unasked {
                 0
             } else {
                 outcome::call(stamp, row, now, Window::Exchanges, true, false)
@@ -305,6 +321,19 @@ pub unsafe fn closing(stamp: *mut Stamp, now: u64, change: &Change) -> bool {
     true
 }
 
+/// How an exchange ended, for whoever compares requests.
+#[inline(always)]
+unsafe fn what_is_known(stamp: *mut Stamp, cookie: u64, ended: u32) -> u32 {
+    // SAFETY: by the caller, map memory.
+    unsafe {
+        if (*stamp).protocol == PROTOCOL_HTTP1 && (*stamp).tls_stage & COMPARED != 0 {
+            whole::ended(stamp, cookie, ended)
+        } else {
+            ended
+        }
+    }
+}
+
 /// A destination that has never answered anybody may be one that never does (syslog): that a program
 /// closes without an answer is counted there, and judges nobody. TLS answers a ClientHello always.
 ///
@@ -314,6 +343,90 @@ pub unsafe fn closing(stamp: *mut Stamp, now: u64, change: &Change) -> bool {
 pub unsafe fn is_one_way(row: *mut Row, request: u64) -> bool {
     // SAFETY: by the caller, map memory.
     unsafe { (*row).responses == 0 && kind_of_request(request) != KIND_HANDSHAKE }
+}
+
+/// Whether nobody waits for the answer to this exchange, for connections of the row usually end like this
+/// ([`unanswered`]).
+///
+/// # Safety
+/// As [`closing`]; `request` is the exchange's word.
+#[inline(always)]
+pub unsafe fn is_usual(stamp: *mut Stamp, row: *mut Row, request: u64) -> bool {
+    let (number, _) = unpack_request(request);
+    // SAFETY: by the caller, map memory.
+    unsafe {
+        unanswered::may_be((*stamp).protocol, (*stamp).tls_stage)
+            && kind_of_request(request) == KIND_REQUEST
+            && unanswered::is_usual(
+                (&raw const (*row).unanswered).read_volatile(),
+                number,
+                (*row).responses,
+                (*row).exchange_gave_up,
+            )
+    }
+}
+
+/// 1 if an exchange that has ended like this was owed no answer by all that is known of the destination, else 0; and
+/// what is learned by it.
+///
+/// # Safety
+/// As [`is_usual`].
+#[inline(never)]
+unsafe fn unasked(stamp: *mut Stamp, row: *mut Row, request: u64, outcome: u32, us: u64) -> u32 {
+    // SAFETY: by contract, map memory.
+    unsafe {
+        hidden(u32::from(match outcome {
+            OUTCOME_GAVE_UP => {
+                let is_unasked = is_one_way(row, request) || is_usual(stamp, row, request);
+                learn(stamp, row, request);
+                is_unasked
+            }
+            // The peer is quicker than the program to close what nothing is owed on.
+            OUTCOME_CLOSED_EARLY => {
+                us >= u64::from((*row).settings.exchange_gave_up_ms) * 1000
+                    && is_usual(stamp, row, request)
+            }
+            OUTCOME_ABANDONED if unpack_request(request).0 != 1 => {
+                ended_well(stamp);
+                false
+            }
+            _ => false,
+        }))
+    }
+}
+
+/// A program has given up an exchange: noted where the breaker is closed. What two processors note at once may be
+/// noted once.
+#[inline(always)]
+unsafe fn learn(stamp: *mut Stamp, row: *mut Row, request: u64) {
+    // SAFETY: by the caller, map memory.
+    unsafe {
+        let verdict = Verdict::unpack(atomics::load(&raw const (*row).verdict));
+        if verdict.state == STATE_CLOSED
+            && unanswered::may_be((*stamp).protocol, (*stamp).tls_stage)
+            && kind_of_request(request) == KIND_REQUEST
+        {
+            let (number, _) = unpack_request(request);
+            let word = &raw mut (*row).unanswered;
+            word.write_volatile(unanswered::given_up(word.read_volatile(), number));
+        }
+    }
+}
+
+/// A connection ends, and no request of it was given up. Written only where it is news.
+#[inline(always)]
+unsafe fn ended_well(stamp: *mut Stamp) {
+    // SAFETY: by the caller, map memory.
+    unsafe {
+        if let Some(row) = outcome::unpinned_row_of(stamp) {
+            let word = &raw mut (*row).unanswered;
+            let before = word.read_volatile();
+            let after = unanswered::well(before);
+            if after != before {
+                word.write_volatile(after);
+            }
+        }
+    }
 }
 
 /// What it means that the program closes before the answer. (Nobody has waited for the answer to a request
@@ -399,12 +512,12 @@ unsafe fn would_ended(stamp: *mut Stamp, went_well: bool) {
     }
 }
 
-/// An exchange that was under way has ended.
+/// An exchange that was under way has ended, and not with an answer that counts ([`answered`]).
 ///
 /// # Safety
 /// `row` must be that of its begin.
 #[inline(always)]
 pub unsafe fn ended(row: *mut Row) {
     // SAFETY: map memory. Last of all: from here on the row may get another owner.
-    unsafe { atomics::add(&raw mut (*row).exchanges_in_flight, u64::MAX) };
+    unsafe { atomics::add(&raw mut (*row).ended_otherwise, 1) };
 }

@@ -10,18 +10,18 @@
 //! they fail, and the greeting of a server that is known to speak first, owed from established on.
 
 use agent_common::{
-    Row, Stamp, Verdict,
-    classify::{self, HEAD},
+    Row, Stamp, Verdict, classify,
     http::{self, BODY_NONE},
     reply::{self, Answer},
-    request::{SENDS, asked, asked_on},
+    request::{COMPARED, ELSEWHERE, SENDS, asked, asked_on},
     retry::ENDED_WELL,
     stamp::{
         KIND_GREETING, KIND_HANDSHAKE, KIND_REQUEST, PHASE_OPEN, PHASE_PENDING, PROTOCOL_ADOPTED,
-        PROTOCOL_AMQP, PROTOCOL_HTTP1, PROTOCOL_MULTIPLEXED, PROTOCOL_OPAQUE, PROTOCOL_TLS,
-        PROTOCOL_TUNNEL, PROTOCOL_UNKNOWN, kind_of_request, pack_request, unpack_request,
+        PROTOCOL_AMQP, PROTOCOL_HTTP1, PROTOCOL_MQTT, PROTOCOL_MULTIPLEXED, PROTOCOL_NATS,
+        PROTOCOL_OPAQUE, PROTOCOL_STOMP, PROTOCOL_TLS, PROTOCOL_TUNNEL, PROTOCOL_UNKNOWN,
+        kind_of_request, pack_request, unpack_request,
     },
-    tls::{STAGE_ASKED, STAGE_FINISHED, STAGE_SETTLED, Sent},
+    tls::{STAGE_ASKED, STAGE_FINISHED, STAGE_HELLO, STAGE_SETTLED, Sent},
 };
 use aya_ebpf::{
     EbpfContext as _,
@@ -39,7 +39,7 @@ use crate::{
     outcome, paces, request,
     segment::{self, Segment},
     speaks::{self, FAREWELL},
-    stamps, taken, tls, tried,
+    stamps, taken, tls, tried, whole,
 };
 
 const PASS: i32 = 1;
@@ -140,9 +140,12 @@ unsafe fn out(ctx: &SkBuffContext, stamp: *mut Stamp, segment: Segment, verdict:
                 }
                 if in_handshake {
                     tls::sent(ctx.skb.skb, stamp, &segment);
-                } else if protocol == PROTOCOL_HTTP1 && (*stamp).tls_stage & SENDS != 0 {
+                } else if protocol == PROTOCOL_HTTP1 && (*stamp).tls_stage & (SENDS | COMPARED) != 0
+                {
                     let old = segment.payload.wrapping_sub(new as u32);
-                    request::goes_on(ctx.skb.skb, stamp, &segment, old);
+                    if hidden(more(ctx.skb.skb, stamp, &segment, old) as u32) == DROP as u32 {
+                        *verdict = DROP;
+                    }
                 }
                 return 0;
             }
@@ -178,8 +181,8 @@ unsafe fn out(ctx: &SkBuffContext, stamp: *mut Stamp, segment: Segment, verdict:
                 if protocol == PROTOCOL_TLS {
                     kind = KIND_HANDSHAKE;
                     tls::sent(ctx.skb.skb, stamp, &segment);
-                } else if protocol == PROTOCOL_HTTP1 {
-                    (*stamp).tls_stage = speaks::asks(ctx.skb.skb, &segment);
+                } else {
+                    (*stamp).tls_stage = speaks::asks(ctx.skb.skb, &segment, protocol);
                 }
                 if protocol != PROTOCOL_HTTP1 {
                     // What it asks for cannot be compared.
@@ -190,17 +193,27 @@ unsafe fn out(ctx: &SkBuffContext, stamp: *mut Stamp, segment: Segment, verdict:
                 {
                     atomics::add32(&raw mut (*row).spoke_first, 1);
                 }
+                // (It is answered, if at all, by +OK where the client wants that.)
+                if protocol == PROTOCOL_NATS {
+                    return 0;
+                }
             }
             PROTOCOL_OPAQUE if number < TLS_BEGINS_WITHIN => {
                 let what = speaks::early(ctx.skb.skb, &segment);
                 if what == PROTOCOL_TLS {
                     (*stamp).protocol = PROTOCOL_TLS;
+                    (*stamp).tls_stage = STAGE_HELLO;
                     kind = KIND_HANDSHAKE;
                     tls::sent(ctx.skb.skb, stamp, &segment);
                 } else if what == FAREWELL {
                     return 0;
                 } else if turns {
                     (*stamp).begun_ns = bpf_ktime_get_ns();
+                    return 0;
+                }
+            }
+            PROTOCOL_AMQP | PROTOCOL_MQTT | PROTOCOL_NATS | PROTOCOL_STOMP => {
+                if !speaks::asks_broker(ctx.skb.skb, stamp, &segment) {
                     return 0;
                 }
             }
@@ -214,7 +227,6 @@ unsafe fn out(ctx: &SkBuffContext, stamp: *mut Stamp, segment: Segment, verdict:
                 let begins = match protocol {
                     PROTOCOL_TLS => classify::is_tls_request(&head),
                     PROTOCOL_HTTP1 => request::may_begin(ctx.skb.skb, stamp, &head, &segment),
-                    PROTOCOL_AMQP => classify::begins_amqp(&head),
                     PROTOCOL_MULTIPLEXED => classify::begins_stream(&head),
                     _ => true,
                 };
@@ -227,7 +239,7 @@ unsafe fn out(ctx: &SkBuffContext, stamp: *mut Stamp, segment: Segment, verdict:
                 match protocol {
                     PROTOCOL_TLS => (*stamp).tls_stage = STAGE_SETTLED,
                     PROTOCOL_HTTP1 => {
-                        (*stamp).tls_stage = asked((*stamp).tls_stage, asks(&head));
+                        (*stamp).tls_stage = asked((*stamp).tls_stage, hidden(http::asks(&head)));
                     }
                     _ => {}
                 }
@@ -254,7 +266,10 @@ unsafe fn out(ctx: &SkBuffContext, stamp: *mut Stamp, segment: Segment, verdict:
             return 0;
         }
         let verdict = Verdict::unpack(atomics::load(&raw const (*row).verdict));
-        (*stamp).generation = verdict.generation;
+        // (Not a store if need not be: ingress reads that line on other CPUs.)
+        if (*stamp).generation != verdict.generation {
+            (*stamp).generation = verdict.generation;
+        }
         (*stamp).request_seq = begin_seq;
         let flags = hidden((*row).settings.flags);
         begin::begin(stamp, row, number + 1, now, kind);
@@ -262,10 +277,30 @@ unsafe fn out(ctx: &SkBuffContext, stamp: *mut Stamp, segment: Segment, verdict:
     }
 }
 
-/// What a request of HTTP/1 asks for.
-#[inline(always)]
-fn asks(head: &[u8; HEAD]) -> u32 {
-    http::asks([head[0], head[1], head[2], head[3]])
+/// More of a request of HTTP/1 is sent: all of the payload but the first `old` bytes. Whether it may leave, as the hook
+/// returns it.
+#[inline(never)]
+unsafe fn more(skb: *mut __sk_buff, stamp: *mut Stamp, segment: &Segment, old: u32) -> i32 {
+    // SAFETY: by the caller, map memory.
+    unsafe {
+        // (All that the verifier knows of it by now would make many walks of this.)
+        let segment = &Segment {
+            end: hidden(segment.end),
+            payload: hidden(segment.payload),
+            offset: hidden(segment.offset),
+            ack: 0,
+            is_syn: false,
+        };
+        let old = hidden(old);
+        if (*stamp).tls_stage & COMPARED != 0 && whole::goes_on(skb, stamp, segment, old) != PASS {
+            (*stamp).out_end = segment.begin().wrapping_add(old);
+            return DROP;
+        }
+        if (*stamp).tls_stage & SENDS != 0 {
+            request::goes_on(skb, stamp, segment, old);
+        }
+        PASS
+    }
 }
 
 const HANDSHAKE: u32 = Sent::Handshake as u32;
@@ -300,7 +335,9 @@ unsafe fn back(ctx: &SkBuffContext, stamp: *mut Stamp, mut segment: Segment) {
         let kind = kind_of_request(word);
         if number == answers {
             // The middle of an answer, or what nobody asked for: a push, a ticket, a greeting.
-            (*stamp).is_long = 1;
+            if (*stamp).is_long == 0 {
+                (*stamp).is_long = 1;
+            }
             if protocol == PROTOCOL_UNKNOWN && before == 0 {
                 greeted(ctx, stamp, &segment);
             } else if protocol == PROTOCOL_HTTP1 {
@@ -347,7 +384,9 @@ unsafe fn back(ctx: &SkBuffContext, stamp: *mut Stamp, mut segment: Segment) {
             return;
         }
         (*stamp).answered_ns = now;
-        (*stamp).is_long = 0;
+        if (*stamp).is_long != 0 {
+            (*stamp).is_long = 0;
+        }
         if kind == KIND_HANDSHAKE {
             if let Some(row) = outcome::row_of(stamp) {
                 let counted = counted(ctx, stamp, row);
@@ -365,20 +404,29 @@ unsafe fn back(ctx: &SkBuffContext, stamp: *mut Stamp, mut segment: Segment) {
             }
             let us = (now / 1000).saturating_sub(begun_us);
             let counted = counted(ctx, stamp, row);
-            answered(
+            // Of whom it speaks, if the request was not for this server, nobody knows.
+            let is_elsewhere = protocol == PROTOCOL_HTTP1 && (*stamp).tls_stage & ELSEWHERE != 0;
+            let says = if is_elsewhere {
+                0
+            } else {
+                ends::says(answer, line)
+            };
+            let failed = answered(
                 stamp,
                 row,
                 Answered {
                     now,
                     us,
                     counted,
-                    says: ends::says(answer, line),
+                    says,
                 },
             );
+            if is(failed) {
+                whole::answered_badly(stamp, bpf_get_socket_cookie(ctx.as_ptr()));
+            }
             if (*stamp).ended != ENDED_WELL && protocol == PROTOCOL_HTTP1 {
                 tried::fails(stamp, bpf_get_socket_cookie(ctx.as_ptr()), now);
             }
-            ended(row);
         }
     }
 }

@@ -67,14 +67,12 @@ pub fn release(ctx: SockContext) -> i32 {
                     state: TCP_CLOSE,
                     error,
                     shut: if by_program { RCV_SHUTDOWN } else { 0 },
-                    exiting: error == 0 && by_program && kernel::current_is_exiting(),
                     unread: 0,
                     cookie,
                 };
-                let now = bpf_ktime_get_ns();
-                ends::closing(stamp, now, &change);
+                ends::closing(stamp, &change);
                 limits::over(stamp);
-                retries::known(stamp, cookie, now, (*stamp).ended);
+                retries::known(stamp, cookie, bpf_ktime_get_ns(), (*stamp).ended);
             }
             PHASE_STAMPED => {
                 held::ended(stamp);
@@ -136,6 +134,7 @@ unsafe fn closes_open(stamp: *mut Stamp, cookie: u64) {
             };
             if ends::given_up(stamp, waited_us, false) != OUTCOME_GAVE_UP
                 || ends::is_one_way(row, word)
+                || ends::is_usual(stamp, row, word)
                 || kernel::current_is_exiting()
             {
                 return;

@@ -4,12 +4,12 @@
 //! much of a payload's first bytes, and all that it learns there it would take along into what comes after.
 
 use agent_common::{
-    Stamp,
+    Stamp, broker,
     classify::{self, HEAD},
     http,
     stamp::{
-        PROTOCOL_ADOPTED_BUSY, PROTOCOL_AMQP, PROTOCOL_HTTP1, PROTOCOL_MULTIPLEXED,
-        PROTOCOL_OPAQUE, PROTOCOL_TLS, PROTOCOL_UNKNOWN,
+        PROTOCOL_ADOPTED_BUSY, PROTOCOL_AMQP, PROTOCOL_HTTP1, PROTOCOL_MQTT, PROTOCOL_MULTIPLEXED,
+        PROTOCOL_NATS, PROTOCOL_OPAQUE, PROTOCOL_STOMP, PROTOCOL_TLS, PROTOCOL_UNKNOWN,
     },
 };
 use aya_ebpf::bindings::__sk_buff;
@@ -104,15 +104,20 @@ fn again(head: &Words, length: u32) -> ([u8; HEAD], u32) {
     (bytes, hidden(length))
 }
 
-/// What a request of HTTP/1 asks for.
+/// What `Stamp::tls_stage` is to be after the first payload, of this protocol, which is not TLS: what a request of
+/// HTTP/1 asks for, and whether another protocol answers each request.
 ///
 /// # Safety
 /// As [`first`].
 #[inline(never)]
-pub unsafe fn asks(skb: *mut __sk_buff, segment: &Segment) -> u32 {
+pub unsafe fn asks(skb: *mut __sk_buff, segment: &Segment, protocol: u32) -> u32 {
     // SAFETY: by contract.
-    let (head, _) = unsafe { look(skb, segment) };
-    hidden(http::asks([head[0], head[1], head[2], head[3]]))
+    let (head, length) = unsafe { look(skb, segment) };
+    hidden(match protocol {
+        PROTOCOL_HTTP1 => http::asks(&head),
+        PROTOCOL_OPAQUE if classify::answers_all(&head, length) => classify::ANSWERS_ALL,
+        _ => 0,
+    })
 }
 
 /// Whether a payload says goodbye.
@@ -137,11 +142,32 @@ pub unsafe fn is_control(skb: *mut __sk_buff, segment: &Segment, protocol: u32) 
     let (head, length) = unsafe { look(skb, segment) };
     hidden(u32::from(match protocol {
         PROTOCOL_TLS => !classify::is_tls_request(&head),
-        PROTOCOL_AMQP => !classify::begins_amqp(&head),
+        // (What is published in the meantime prolongs no wait.)
+        PROTOCOL_AMQP | PROTOCOL_MQTT | PROTOCOL_NATS | PROTOCOL_STOMP => {
+            !broker::asks(protocol, &head, length, broker::CONFIRMS)
+        }
         PROTOCOL_MULTIPLEXED => !classify::begins_stream(&head),
         PROTOCOL_HTTP1 => false,
         _ => classify::is_farewell(&head, length),
     }))
+}
+
+/// Whether a payload asks a broker for something, on a connection with this protocol on which nothing is owed.
+///
+/// # Safety
+/// As [`first`]; `stamp` must be the connection's.
+#[inline(never)]
+pub unsafe fn asks_broker(skb: *mut __sk_buff, stamp: *mut Stamp, segment: &Segment) -> bool {
+    // SAFETY: by contract, map memory.
+    unsafe {
+        let (head, length) = look(skb, segment);
+        let (protocol, stage) = ((*stamp).protocol, (*stamp).tls_stage);
+        let asks = broker::asks(protocol, &head, length, stage);
+        if asks {
+            (*stamp).tls_stage = broker::asked(protocol, &head, stage);
+        }
+        hidden(u32::from(asks)) != 0
+    }
 }
 
 /// Whether a payload begins with a usual method of HTTP/1.

@@ -198,3 +198,43 @@ fn other_protocols_have_their_counterparts() {
         expect(&agent, DESTINATION, wanted);
     }
 }
+
+/// A proxy that answers 502 for a dead site is well, whatever is listed; what it says of itself counts.
+#[test]
+fn what_a_proxy_says_of_others_is_no_failure() {
+    need!("nginx", "curl", "python3");
+    let scene = Scene::new("statuses-proxy", r#"["4xx", "5xx"]"#);
+    // nginx takes no notice of the site's name, and answers what the path says.
+    let ask = |url: &str| {
+        let curl = Program::new("curl").args(["-q", "-sS", "-x", &format!("http://{TO}")]);
+        let curl = curl.in_cgroup(&scene.group).in_netns(&scene.net.client);
+        assert_eq!(curl.arg(url).run().good(), "said");
+    };
+    for status in [502, 503, 504, 429, 404, 200] {
+        ask(&format!("http://dead.example/{status}"));
+    }
+    ask(&format!("http://dead.example{LATER}"));
+    let (status, throttled, calls) = scene.counted(7);
+    assert_eq!((status, throttled, calls), (json!(0), json!(0), (7, 0)));
+    // It goes by the request, not by the connection.
+    let mut python = Interpreter::start(&scene.group, &scene.net.client);
+    python.value(tests::talk::CONNECT);
+    python.run("def whole(said=b''):\n    while not said.endswith(b'said'):\n        said += s.recv(999) or b'said'\n    return said[:5].decode()");
+    let requests = [
+        ("http://dead.example/502", 0),
+        ("/502", 1),
+        ("http://dead.example/503", 1),
+        ("/404", 2),
+    ];
+    for (number, (target, failed)) in (8..).zip(requests) {
+        let request = format!("GET {target} HTTP/1.1\\r\\nHost: dead.example\\r\\n\\r\\n");
+        python.value(&format!("s.sendall(b'{request}')"));
+        assert_eq!(python.value("whole()"), "HTTP/");
+        let (status, _, calls) = scene.counted(number);
+        assert_eq!(
+            (status, calls),
+            (json!(failed), (number, failed)),
+            "{target}"
+        );
+    }
+}

@@ -57,6 +57,10 @@ pub enum Command {
         #[arg(long)]
         json: bool,
     },
+    /// Show the destinations live, worst first, with what happens a second; q or Ctrl-C ends it.
+    ///
+    /// Refreshed each second. Where the output is no terminal: one table, with the rates of one second.
+    Top,
     /// Print the events that the agent has kept, oldest first. Times are UTC.
     Events {
         /// Go on with new events as they happen, until interrupted [default: end after the kept
@@ -89,6 +93,16 @@ pub enum Command {
     Check {
         /// The file, in TOML
         file: PathBuf,
+    },
+    /// Say whether this node is really protected, what stands in the way, and what to do about it.
+    ///
+    /// Asks the agent; without one it looks at what `run` would need, which loads the programs for a moment
+    /// and attaches nothing. Exit codes: 0 protected (perhaps with warnings), 1 a problem because of which it
+    /// is not, 3 no agent answers, 4 the kernel lacks what is required.
+    Doctor {
+        /// Print JSON, with every key always present [default: text]
+        #[arg(long)]
+        json: bool,
     },
     /// Say what a configuration would have done to calls that were recorded.
     ///

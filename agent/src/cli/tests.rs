@@ -1,7 +1,9 @@
 //! The command line, and whole commands against a server with a fake backend.
 
+mod doctor;
 mod texts;
 mod told;
+mod top;
 
 use clap::CommandFactory;
 
@@ -29,12 +31,14 @@ fn the_command_line_is_the_one_of_the_contract() {
             "pause",
             "resume",
             "status",
+            "top",
             "events",
             "explain",
             "trip",
             "hold-closed",
             "reset",
             "check",
+            "doctor",
             "replay"
         ]
     );
@@ -51,7 +55,7 @@ fn the_command_line_is_the_one_of_the_contract() {
     assert!(args.takeover && args.print_config);
     for bad in [
         "backstop",
-        "backstop top",
+        "backstop top 10.0.0.5:5432",
         "backstop run --mode off",
         "backstop run --listen localhost:1",
         "backstop run --listen 127.0.0.1",

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::policy::format_duration;
+use crate::{kernel::events::printable, policy::format_duration};
 
 /// `850us`, `1.2ms`, `35ms`, `2.0s`; `-` for nothing.
 pub fn micros(us: Option<u64>) -> String {
@@ -78,12 +78,10 @@ pub fn number(of: u64, what: &str) -> String {
     }
 }
 
-/// A name that a program or an administrator chose, made harmless for a terminal: control
-/// characters become `?`.
+/// A name that a program or an administrator chose, made harmless for a terminal: control characters, and
+/// those that change the order of a line, become `?`.
 pub fn clean(text: &str) -> String {
-    text.chars()
-        .map(|c| if c.is_control() { '?' } else { c })
-        .collect()
+    text.chars().map(printable).collect()
 }
 
 /// At most `width` characters, cut at the left, where paths say least.

@@ -3,6 +3,7 @@
 //! Names, order and spelling of the keys are a fixed interface: scripts rely on them, and a test
 //! compares them with the contract. Every key is always there; what is unknown is `null`.
 
+mod doctor;
 mod event;
 mod explain;
 mod status;
@@ -14,6 +15,10 @@ use std::{fmt, time::Duration};
 
 use serde::{Deserialize, Serialize};
 
+pub use doctor::{
+    Check, CheckStatus, DoctorAgent, DoctorMemory, DoctorReport, DoctorRows, HookReport,
+    OtherProgram, Position,
+};
 pub use event::{
     CallsLatency, Cause, ConfigAction, Event, EventRecord, OrderAction, SafetyAction, TimeoutKind,
 };

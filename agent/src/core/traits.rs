@@ -11,6 +11,8 @@ pub struct Facts {
     pub unanswered: u64,
     /// Exchanges that the destination itself broke off.
     pub broken: u64,
+    /// Connections usually end while an answer is owed to one and the same exchange.
+    pub partly: bool,
     /// The longest wait for an answer.
     pub longest: Nanos,
     /// Connections on which the destination spoke first, and is known to owe a greeting.
@@ -24,6 +26,9 @@ pub struct Facts {
 pub enum Trait {
     /// It never answers (syslog, Graphite): who gives up on it judges nobody.
     OneWay,
+    /// It answers some of what it is sent and never the rest (a publisher's messages): who gives up on that judges
+    /// nobody.
+    PartlyOneWay,
     /// It speaks first: each connection is owed a greeting.
     ServerFirst,
     /// It sends session tickets after the TLS 1.3 handshake, which answer nothing.
@@ -37,6 +42,7 @@ impl Trait {
     pub fn name(self) -> &'static str {
         match self {
             Self::OneWay => "one-way",
+            Self::PartlyOneWay => "partly-one-way",
             Self::ServerFirst => "server-first",
             Self::Tls13Tickets => "tls13-tickets",
             Self::LongWaits => "long-waits",
@@ -52,6 +58,7 @@ pub fn learned(facts: &Facts) -> impl Iterator<Item = Trait> {
     let is_one_way = facts.responses == 0 && facts.broken == 0 && facts.unanswered >= ONE_WAY_AFTER;
     [
         is_one_way.then_some(Trait::OneWay),
+        (facts.partly && !is_one_way).then_some(Trait::PartlyOneWay),
         facts.greets.then_some(Trait::ServerFirst),
         (facts.tickets > 0).then_some(Trait::Tls13Tickets),
         (facts.longest > AUTO_LONGEST).then_some(Trait::LongWaits),
@@ -95,9 +102,23 @@ mod tests {
             longest: AUTO_LONGEST + Nanos(1),
             greets: true,
             tickets: 2,
+            partly: true,
             ..nothing
         };
-        assert_eq!(names(all), ["server-first", "tls13-tickets", "long-waits"]);
+        let wanted = [
+            "partly-one-way",
+            "server-first",
+            "tls13-tickets",
+            "long-waits",
+        ];
+        assert_eq!(names(all), wanted);
+        assert_eq!(
+            names(Facts {
+                partly: true,
+                ..sink
+            }),
+            ["one-way"]
+        );
         let just = Facts {
             longest: AUTO_LONGEST,
             ..nothing

@@ -16,12 +16,14 @@ use agent_common::{
 use super::{
     backend::Handle,
     canary::Hidden,
+    checkup::Checkup,
     evict::Evictions,
     gone::Census,
     journal::{Journal, WallClock},
     latency::Latencies,
     memo::{keeper::Keeper, restore::Restored},
     named::{self, Naming, Sizes},
+    neighbours::{Neighbours, is_self_test},
     orders::Orders,
     pause::Pause,
     plan::{Plan, Ticks},
@@ -99,6 +101,10 @@ pub struct Node {
     pub(super) latencies: Latencies,
     pub(super) responses: Latencies,
     pub(super) tally: Tally,
+    /// Self-tests of other agents.
+    pub(super) neighbours: Neighbours,
+    /// What `doctor` is told besides.
+    pub(super) checkup: Checkup,
     /// Cgroup ids of our own canaries.
     pub hidden: Hidden,
     /// What operators have ordered.
@@ -175,6 +181,8 @@ impl Node {
             latencies: Latencies::default(),
             responses: Latencies::default(),
             tally,
+            neighbours: Neighbours::default(),
+            checkup: Checkup::default(),
             hidden,
             restored: restored.said(),
             over: restored.over,
@@ -347,6 +355,7 @@ impl Node {
             // Nobody could be asked just now: the policy may depend on the name.
             self.unnamed.push(id);
         }
+        self.note_neighbour(id, &workload);
         let names = named::of_row(&self.naming.hosts, &row);
         let wanted = self.plan.settings_for(&destination, &workload, &names);
         let settings = Settings {
@@ -388,6 +397,9 @@ impl Node {
         let Some(row) = self.shown(id) else { return };
         let destination = view::destination(id, &row);
         let workload = view::workload(id, &row, &mut self.names);
+        if is_self_test(&workload, &row) {
+            return;
+        }
         let time = WallClock::read().at(Nanos(event.at_ns));
         if event.flags & (EVENT_OUR_TIMEOUT | EVENT_WOULD) != 0 {
             self.journal.publish(

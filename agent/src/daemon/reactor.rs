@@ -22,8 +22,8 @@ use std::{
 use agent_common::{
     Event as KernelEvent, EventKind,
     event::{
-        EVENT_EXCHANGE, EVENT_QUIET, EVENT_REFUSED, EVENT_RETRY_LIMIT, OUTCOME_ABANDONED,
-        OUTCOME_ESTABLISHED, OUTCOME_LOCAL, OUTCOME_RESPONSE,
+        EVENT_EXCHANGE, EVENT_QUIET, EVENT_REFUSED, EVENT_RETRY_LIMIT, EVENT_UNDER_WAY,
+        OUTCOME_ABANDONED, OUTCOME_ESTABLISHED, OUTCOME_LOCAL, OUTCOME_RESPONSE,
     },
     verdict::{STATE_CLOSED, unpack_probe_slots},
 };
@@ -366,6 +366,7 @@ impl Worker {
                         row,
                         cookie: event.seq,
                         number: event.timeout_ms,
+                        is_under_way: event.flags & EVENT_UNDER_WAY != 0,
                         at: Nanos(event.at_ns),
                     }));
                 }

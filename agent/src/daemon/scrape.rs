@@ -4,7 +4,7 @@ use std::sync::atomic::Ordering;
 
 use anyhow::{Result, anyhow};
 
-use super::{memory, node::Node, operations::Operations, view};
+use super::{memory, neighbours::is_self_test, node::Node, operations::Operations, view};
 use crate::{
     control::api::State,
     kernel::{clock, programs::HOOKS},
@@ -28,6 +28,10 @@ pub async fn text(node: &mut Node) -> Result<String> {
         let Some(row) = node.table.owned(id) else {
             continue;
         };
+        let workload = view::workload(id, &row, &mut node.names);
+        if is_self_test(&workload, &row) {
+            continue;
+        }
         let buckets = |slot_plus_one| {
             node.table
                 .histogram(slot_plus_one)
@@ -46,12 +50,12 @@ pub async fn text(node: &mut Node) -> Result<String> {
         );
         rows.add(&RowMetrics {
             destination: view::destination(id, &row),
-            workload: view::workload(id, &row, &mut node.names),
+            workload,
             policy: node.plan.name(row.settings.policy).to_string(),
             state: views.get(&id).map_or(State::Closed, view::shown),
             attempts: row.attempts,
             established: row.established,
-            in_flight: u64::from(row.pending()) + row.exchanges_in_flight,
+            in_flight: u64::from(row.pending()) + row.exchanges_in_flight(),
             abandoned: row.abandoned + row.exchange_abandoned,
             throttled: u64::from(row.throttled),
             possible: view::possible(&node.plan, &row),

@@ -60,7 +60,7 @@ use turns::{changed, every, finished, prove, reload, watchdog};
 use usage::{Usage, cgroups, writable};
 
 /// Latency histograms to lend to rows at most: two a row, one for connects and one for exchanges.
-const HISTOGRAMS: u32 = 4096;
+pub(super) const HISTOGRAMS: u32 = 4096;
 /// How often rows, losses, pauses and calls are looked at.
 const TICK: Duration = Duration::from_millis(100);
 /// So long the start waits for names in the configuration to be looked up.
@@ -333,7 +333,7 @@ async fn serve(
             return Err(error);
         }
     };
-    node.claim();
+    node.warn_of_neighbours();
     node.waiting.plan(Arc::clone(&node.plan));
     node.ready_at = clock::now();
 

@@ -69,6 +69,9 @@ impl Node {
         if let Err(error) = self.evict().await {
             tracing::error!("giving up rows failed: {error:#}");
         }
+        if let Err(error) = self.forget_neighbours(now).await {
+            tracing::error!("giving up rows of other agents' self-tests failed: {error:#}");
+        }
         if self.latencies.is_due(now) {
             let table = &self.table;
             let connects = table
@@ -278,30 +281,41 @@ impl Node {
             if candidates.is_empty() {
                 break;
             }
-            let (reply, answer) = oneshot::channel();
             let most = Evictions::step(&self.table);
-            // The event thread keeps those that are open or forced.
-            self.commander
-                .send(Command::Forget(candidates, most, reply));
-            let rows = answer.await.context("the event thread has ended")?;
-            if rows.is_empty() {
+            if self.let_go(candidates, most).await? == 0 {
                 break;
-            }
-            let leaving = self.evictions.close(&mut self.kernel, &rows);
-            // Nothing is refused on them any more.
-            for row in &leaving {
-                self.tell_rest(*row, Timestamp::now());
-                self.refusals.forget(*row);
-            }
-            self.evictions.give_up(&mut self.kernel, &leaving)?;
-            for row in &rows {
-                self.repeated.forget(*row);
-                self.tally.forget(*row);
-                self.naming.forget(*row);
-                self.orders.forget(*row);
             }
         }
         Ok(())
+    }
+
+    /// Gives up so many of these rows at most, as far as they are not open or forced; returns how many it were.
+    ///
+    /// # Errors
+    /// When the event thread has ended, or a row cannot be returned to the kernel.
+    pub(super) async fn let_go(&mut self, candidates: Vec<RowId>, most: usize) -> Result<usize> {
+        let (reply, answer) = oneshot::channel();
+        // The event thread keeps those that are open or forced.
+        self.commander
+            .send(Command::Forget(candidates, most, reply));
+        let rows = answer.await.context("the event thread has ended")?;
+        if rows.is_empty() {
+            return Ok(0);
+        }
+        let leaving = self.evictions.close(&mut self.kernel, &rows);
+        // Nothing is refused on them any more.
+        for row in &leaving {
+            self.tell_rest(*row, Timestamp::now());
+            self.refusals.forget(*row);
+        }
+        self.evictions.give_up(&mut self.kernel, &leaving)?;
+        for row in &rows {
+            self.repeated.forget(*row);
+            self.tally.forget(*row);
+            self.naming.forget(*row);
+            self.orders.forget(*row);
+        }
+        Ok(leaving.len())
     }
 
     /// Attaches cgroups that have come back, and forgets those that have gone.
@@ -320,6 +334,7 @@ impl Node {
             }
             if attached.is_some() {
                 self.kernel.detach(&path);
+                self.checkup.detached(&path);
                 self.safety(format!(
                     "cgroup {} has vanished; it is attached again when it returns",
                     path.display()
@@ -329,23 +344,11 @@ impl Node {
                 match self.kernel.attach(&path) {
                     Ok(()) => {
                         tracing::info!("cgroup {} is attached again", path.display());
-                        self.claim();
+                        self.warn_of_neighbours();
                     }
                     Err(error) => self.safety(format!("{error:#}")),
                 }
             }
-        }
-    }
-
-    /// Says so where another agent is attached to the same control group. To be called when the agent
-    /// before has ended.
-    pub fn claim(&mut self) {
-        for path in self.kernel.claim() {
-            tracing::warn!(
-                "another agent is attached to cgroup {}, too: both count every call, and what either refuses \
-                 is refused; end one of them, or replace it with `backstop run --takeover` on its socket",
-                path.display()
-            );
         }
     }
 
@@ -369,7 +372,10 @@ impl Node {
                 self.hidden.remove(canary);
             }
             match proof.finding {
-                Finding::Proven => is_news = true,
+                Finding::Proven => {
+                    is_news = true;
+                    self.checkup.proven(&proof.cgroup, proof.connect6);
+                }
                 Finding::Nothing => {}
                 Finding::Failed(error) => {
                     is_news = true;
@@ -408,7 +414,9 @@ impl Node {
     }
 
     /// The configuration file is not there any more.
-    pub fn file_is_gone(&self, error: &str) {
+    pub fn file_is_gone(&mut self, error: &str) {
+        self.checkup
+            .configuration(Some(format!("the file is gone: {error}.")));
         self.say(Event::Config {
             action: ConfigAction::Missing,
             message: format!(

@@ -94,6 +94,11 @@ impl Names {
         }
     }
 
+    /// Where the hierarchy is mounted.
+    pub fn mount(&self) -> &Path {
+        &self.mount
+    }
+
     /// Path below the mount without leading slash (`/` for the root). `pid` is a process that was
     /// in it. A cgroup that is gone keeps the name it had; one never seen is `cgroup:ID`, and so is one,
     /// until the next look, that could not be looked for ([`Names::knows`]).

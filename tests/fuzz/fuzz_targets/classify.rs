@@ -2,6 +2,7 @@
 #![no_main]
 
 use agent_common::{
+    broker,
     classify::{self, HEAD},
     http::{self, Search},
     reply::{self, Answer},
@@ -13,7 +14,7 @@ fuzz_target!(|data: &[u8]| {
     let Some((&[of, a, b, c, d], payload)) = data.split_first_chunk() else {
         return;
     };
-    let protocol = u32::from(of % 8);
+    let protocol = u32::from(of % 11);
     let mut head = [0; HEAD];
     let real = payload.len().min(HEAD);
     head[..real].copy_from_slice(&payload[..real]);
@@ -24,7 +25,7 @@ fuzz_target!(|data: &[u8]| {
         5,
     ] {
         let first = classify::protocol(&head, length as usize);
-        assert!(first != 0 && first < 8, "{first}");
+        assert!(first != 0 && first < 11, "{first}");
         let answer = reply::answer(&head, protocol, length);
         assert!(answer != Answer::UnavailableForNow);
         assert!(!(answer.is_failure() && answer.is_throttled()));
@@ -35,7 +36,9 @@ fuzz_target!(|data: &[u8]| {
         assert!(!classify::is_farewell(&head, length) || classify::may_be_farewell(length));
     }
     let _ = classify::begins_stream(&head);
-    let _ = classify::begins_amqp(&head);
+    for of in 0..16 {
+        let _ = broker::asks(of, &head, length, 0);
+    }
     let _ = classify::begins_http_request(&head);
     assert!(!(classify::is_tls_request(&head) && classify::is_tls_alert(&head)));
     searched(payload);

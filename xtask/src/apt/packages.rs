@@ -66,6 +66,11 @@ pub const TESTS: &[Package] = &[
         "openssh-server",
         "server under test: the server speaks first, and so does its client",
     ),
+    package(
+        "mosquitto",
+        "server under test: answers some messages and never others",
+    ),
+    package("mosquitto-clients", "publisher under test"),
     package("openssh-client", "client under test"),
     package("openssl", "certificates of TLS servers under test"),
     package("hey", "many connections at once"),
@@ -113,7 +118,7 @@ pub const VM: &[Package] = &[
 
 /// Installs what is missing of `packages`, saying so first; returns quickly when nothing is.
 ///
-/// Services that come with a package (nginx, redis, postgresql, mariadb, ssh) are not started.
+/// Services that come with a package (nginx, redis, postgresql, mariadb, mosquitto, ssh) are not started.
 ///
 /// # Errors
 /// When there is no apt, no way to become root, or a package cannot be installed.

@@ -2,8 +2,9 @@
 
 use agent_common::{
     Retries, Row as KernelRow, budget,
-    retry::Counted,
+    retry::{Counted, FATE_PASSED, FATE_REFUSED, FATE_WOULD},
     row::{ROW_LIMITED, ROW_PROTECTED},
+    unanswered,
 };
 
 use crate::{
@@ -66,9 +67,7 @@ pub fn would_reject(row: &KernelRow, retries: &Retries) -> Rejections {
 
 /// Retries of requests that are not idempotent: passed, refused, and such as observe mode let pass.
 pub fn non_idempotent(retries: &Retries) -> [u64; 3] {
-    let not_let_pass = retries.refused + retries.would_refuse;
-    let passed = retries.non_idempotent.saturating_sub(not_let_pass);
-    [passed, retries.refused, retries.would_refuse].map(u64::from)
+    [FATE_PASSED, FATE_REFUSED, FATE_WOULD].map(|fate| retries.repeated(fate))
 }
 
 /// Retries that a row's budget still allows; `None`: it has none.
@@ -124,6 +123,7 @@ pub(super) fn traits(row: &KernelRow) -> Vec<String> {
         responses: row.responses,
         unanswered: row.exchange_gave_up + row.exchange_abandoned,
         broken: row.exchange_reset + row.exchange_closed_early,
+        partly: unanswered::is_learned(row),
         longest: Nanos(row.response_latency_max_us.saturating_mul(1000)),
         greets: KernelRow::greets(row.greeted, row.spoke_first),
         tickets: u64::from(row.ticket_connections),

@@ -80,7 +80,7 @@ impl HungWatch {
         };
         let breaker = shared.plan.breaker(row.settings.policy);
         let waited = now - owed.wait.asked;
-        if breaker.hung.shortest().is_none_or(|least| waited < least) {
+        if breaker.hung.shortest().is_none_or(|least| waited < least) || owed.is_usual(row) {
             return false;
         }
         let none = Arrivals::default();

@@ -32,7 +32,8 @@ use agent_common::{
     request,
     retry::{is_retry, operation_begin_ns},
     row::ROW_PROTECTED,
-    stamp::STAMP_UNJUDGED,
+    stamp::{KIND_REQUEST, STAMP_UNJUDGED, kind_of_request},
+    unanswered,
 };
 use anyhow::{Context as _, Result};
 
@@ -292,6 +293,18 @@ impl Owed {
 
     fn row(&self) -> RowId {
         row_of(&self.stamp)
+    }
+
+    /// Whether connections of the row usually end while this exchange is owed an answer: nobody waits for it.
+    fn is_usual(&self, row: &Row) -> bool {
+        unanswered::may_be(self.stamp.protocol, self.stamp.tls_stage)
+            && kind_of_request(self.stamp.request) == KIND_REQUEST
+            && unanswered::is_usual(
+                row.unanswered,
+                self.number,
+                row.responses,
+                row.exchange_gave_up,
+            )
     }
 
     /// Which exchange.

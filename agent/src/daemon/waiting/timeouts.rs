@@ -110,7 +110,11 @@ impl Timeouts {
 
 /// The next timeout of an exchange.
 fn due(shared: &Shared, row: &Row, owed: &Owed) -> Option<Due> {
-    let limits = shared.plan.waits(row.settings.policy);
+    let mut limits = *shared.plan.waits(row.settings.policy);
+    if owed.is_usual(row) {
+        // No answer is owed, and the operation has ended with what was sent.
+        (limits.read, limits.deadline) = (None, None);
+    }
     let has_option =
         limits.options().is_some() && shared.bounded.before(owed.cookie, owed.wait.asked);
     limits.due(owed.wait, has_option)

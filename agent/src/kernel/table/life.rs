@@ -55,6 +55,7 @@ impl Table {
             half(&raw mut (*row).spoke_first).store(0, Ordering::Release);
             half(&raw mut (*row).ticket_lengths).store(0, Ordering::Release);
             half(&raw mut (*row).ticket_connections).store(0, Ordering::Release);
+            half(&raw mut (*row).unanswered).store(0, Ordering::Release);
             word(&raw mut (*row).response_latency_max_us).store(0, Ordering::Release);
         }
     }

@@ -73,8 +73,8 @@ pub struct Row {
     pub stale: u64,
     /// Answers that asked for fewer calls: HTTP 429, 503 with Retry-After, an account's own limit.
     pub throttled: u64,
-    /// What the destination has shown itself to be: one-way, server-first, tls13-tickets, long-waits;
-    /// an addition to the first version of the format.
+    /// What the destination has shown itself to be: one-way, partly-one-way, server-first,
+    /// tls13-tickets, long-waits; an addition to the first version of the format.
     #[serde(default)]
     pub traits: Vec<String>,
     /// Connects that never sent a SYN.
