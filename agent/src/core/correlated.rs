@@ -22,7 +22,8 @@
 //! fail. Without a fresh count nothing is correlated.
 //!
 //! Cost: a failure is two look-ups; a look walks all that fail, ten times a second at most when they are
-//! more than ten, and twice when they are thousands. Of workloads it asks only while the node's destinations fail.
+//! more than ten, and twice when they are thousands. Of workloads it asks only while the node's
+//! destinations fail.
 
 use std::cmp::Reverse;
 use std::collections::{HashMap, HashSet};
@@ -41,7 +42,8 @@ const ADDRESSES: usize = 3;
 const CALM: Nanos = Nanos::from_secs(10);
 /// A count of destinations is believed for this long.
 const COUNT_LASTS: Nanos = Nanos::from_secs(5);
-/// Failing destinations that are remembered, and as many for each workload: beyond it the share is so large that more say no more.
+/// Failing destinations that are remembered, and pairs of a workload and a destination: beyond it the
+/// share is so large that more say no more.
 const MOST: usize = 65_536;
 
 /// So many that fail are all looked at with each failure,
@@ -180,12 +182,9 @@ impl Correlation {
         note(&mut self.failing, place, at);
         note(&mut self.whose, (workload, place), at);
         // A look at all of them for each failure would cost too much.
-        let pause = match self.whose.len() {
-            ..=SOME => Nanos::ZERO,
-            ..=MANY => Nanos::from_millis(100),
-            _ => Nanos::from_millis(500),
-        };
-        if now - self.pruned < pause {
+        let many = self.whose.len();
+        let pause = Nanos::from_millis(if many > MANY { 500 } else { 100 });
+        if many > SOME && now - self.pruned < pause {
             return None;
         }
         self.look(now)

@@ -314,6 +314,8 @@ mod tests {
         fs::remove_file(&mount).unwrap();
         fs::create_dir(&mount).unwrap();
         fs::rename(&group, mount.join("group")).unwrap();
+        // However long that took.
+        names.scanned = Some(Instant::now() + Duration::from_secs(3600));
         assert_eq!(
             names.name(id, 0),
             format!("cgroup:{id}"),
