@@ -9,6 +9,7 @@ pub mod control;
 pub mod core;
 pub mod daemon;
 pub mod doctor;
+pub mod files;
 pub mod hosts;
 pub mod kernel;
 pub mod metrics;

@@ -249,6 +249,34 @@ fn a_damaged_file_is_set_aside() {
     assert_eq!(dialer.connect(TO).errno, 0);
 }
 
+/// Pipes where the files should be, one of which cannot even be set aside.
+#[test]
+fn what_is_no_file_does_not_hang_the_start() {
+    let group = TestCgroup::new("pipes");
+    let agent = Agent::start(&group, NO_REDIAL);
+    let (options, file) = (agent.options().clone(), state_file(&agent));
+    assert_eq!(agent.stop().code(), 0);
+    for name in ["state.json", "names.json", "pause.json"] {
+        let path = file.with_file_name(name);
+        let _ = fs::remove_file(&path);
+        let made = std::process::Command::new("mkfifo").arg(&path).status();
+        assert!(made.expect("mkfifo").success());
+    }
+    fs::create_dir(file.with_extension("json.damaged")).expect("in its way");
+    let agent = options.start();
+    agent.wait_log("cannot be set aside");
+    for name in ["names.json.damaged", "pause.json.damaged"] {
+        assert!(file.with_file_name(name).exists(), "{name}");
+    }
+    // It is written over, and read again.
+    agent.command(&["trip", DESTINATION]).good();
+    assert_eq!(agent.stop().code(), 0);
+    assert!(fs::metadata(&file).expect("the state").is_file());
+    let agent = options.start();
+    let orders = agent.status()["orders"].clone();
+    assert_eq!(orders.as_array().map(Vec::len), Some(1), "{orders:#}");
+}
+
 #[test]
 fn what_is_protected_now_is_left_alone() {
     let (net, group) = (TestNet::new(), TestCgroup::new("guarded"));

@@ -156,7 +156,7 @@ fn bypassed(row: &Row) -> String {
     match row.bypassed_reason {
         None => String::new(),
         Some(Bypass::Correlated) => {
-            "it should be open, and all pass: most destinations fail at once (correlated)"
+            "it should be open, and all pass: most destinations fail at once, and most of this workload (correlated)"
                 .to_owned()
         }
         Some(Bypass::MaxOpenShare) => format!(

@@ -18,7 +18,12 @@ mod stall;
 #[cfg(test)]
 pub(crate) mod tests;
 
-use std::{io, pin::pin, sync::Arc, time::Duration};
+use std::{
+    io,
+    pin::pin,
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use axum::{Extension, Router, middleware};
 use hyper_util::{
@@ -140,8 +145,9 @@ pub async fn serve_http(listener: TcpListener, backend: Arc<dyn Backend>, limits
     let places = Arc::new(Semaphore::new(limits.connections));
     let mut waiting = Waiting::new(limits.http_waiting);
     let mut connections = JoinSet::new();
+    let mut failures = Failures::default();
     loop {
-        let Some((stream, _)) = accept(&listener, &mut connections).await else {
+        let Some((stream, _)) = accept(&listener, &mut connections, &mut failures).await else {
             continue;
         };
         let arrival = Arrival::new(&places);
@@ -200,8 +206,9 @@ const BUSY: &[u8] = b"HTTP/1.1 503 Service Unavailable\r\nContent-Type: applicat
 async fn serve<L: Listener>(listener: L, router: Router, limits: Limits) {
     let slots = Arc::new(Semaphore::new(limits.connections));
     let mut connections = JoinSet::new();
+    let mut failures = Failures::default();
     loop {
-        let Some((stream, peer)) = accept(&listener, &mut connections).await else {
+        let Some((stream, peer)) = accept(&listener, &mut connections, &mut failures).await else {
             continue;
         };
         let Ok(slot) = Arc::clone(&slots).try_acquire_owned() else {
@@ -224,6 +231,7 @@ async fn serve<L: Listener>(listener: L, router: Router, limits: Limits) {
 async fn accept<L: Listener>(
     listener: &L,
     connections: &mut JoinSet<()>,
+    failures: &mut Failures,
 ) -> Option<(L::Stream, Option<Peer>)> {
     let accepted = tokio::select! {
         accepted = listener.accept() => accepted,
@@ -233,10 +241,39 @@ async fn accept<L: Listener>(
         Ok(accepted) => Some(accepted),
         Err(error) => {
             // Out of descriptors, or a client that is gone already: the next one may be luckier.
-            tracing::warn!(%error, "accept on a control listener failed");
+            if let Some(unsaid) = failures.say(Instant::now()) {
+                tracing::warn!(
+                    %error,
+                    "accept on a control listener failed (and {unsaid} times before that were not logged; \
+                     this is said once a minute at most)"
+                );
+            }
             tokio::time::sleep(Duration::from_millis(50)).await;
             None
         }
+    }
+}
+
+/// A line once a minute at most, of what fails twenty times a second while descriptors are out.
+#[derive(Default)]
+struct Failures {
+    /// When it was last said.
+    said: Option<Instant>,
+    /// Not said since.
+    unsaid: u64,
+}
+
+impl Failures {
+    const EVERY: Duration = Duration::from_secs(60);
+
+    /// One more; how many before it were not said, where it is to be said.
+    fn say(&mut self, now: Instant) -> Option<u64> {
+        if self.said.is_some_and(|said| now - said < Self::EVERY) {
+            self.unsaid += 1;
+            return None;
+        }
+        self.said = Some(now);
+        Some(std::mem::take(&mut self.unsaid))
     }
 }
 

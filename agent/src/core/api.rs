@@ -208,7 +208,8 @@ pub enum Action {
         group: Full,
     },
     /// Failures of many destinations at once have begun or are over: while they last, nothing is
-    /// opened. To be said once.
+    /// opened of the workloads that show them
+    /// ([`Engine::correlated_within`](super::Engine::correlated_within)). To be said once.
     Correlated(Correlated),
     /// A dial was answered, or the one that asks whether the server of a breaker opened on exchanges is
     /// there at all was not. To be recorded, so that the course of events can be replayed; it comes

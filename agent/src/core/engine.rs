@@ -11,22 +11,22 @@ mod looks;
 mod together;
 
 use std::{
-    collections::{BTreeSet, HashMap},
+    collections::{BTreeSet, HashMap, HashSet},
     sync::Arc,
 };
 
 use agent_common::CallWindow;
 
 use super::breaker::{Breaker, Step};
-use super::correlated::Correlation;
+use super::correlated::{Correlated, Correlation, Traffic, Workload};
 use super::groups::{Groups, Refusal};
 use super::hints::{Hints, Place};
 use super::redial::Redial;
 use super::rng::SplitMix64;
 use super::scope::Scopes;
 use super::{
-    Action, BreakerSettings, Correlated, DialTarget, Event, Full, GroupId, Nanos, RowId, Saved,
-    State, WindowKind,
+    Action, BreakerSettings, DialTarget, Event, Full, GroupId, Nanos, RowId, Saved, State,
+    WindowKind,
 };
 
 /// Timers handled by one [`Event::Deadline`], and dials as well.
@@ -59,6 +59,8 @@ pub struct Engine {
 
 struct Slot {
     incarnation: u32,
+    /// Whose row it is.
+    workload: Workload,
     /// Whether it waits for its target in `redial`.
     waits: bool,
     /// Whether it is counted in `hints`.
@@ -210,11 +212,22 @@ impl Engine {
         self.redial.hurry(target, self.now);
     }
 
+    /// Whose row it is: correlated failures are judged by workload, too. To be said whenever the row has
+    /// come by a breaker ([`Event::Configure`], [`Engine::restore`]); without it, the row is one of
+    /// workload 0.
+    pub fn belongs(&mut self, row: RowId, workload: Workload) {
+        if let Some(slot) = self.breakers.get_mut(&row.index)
+            && slot.incarnation == row.incarnation
+        {
+            slot.workload = workload;
+        }
+    }
+
     /// So many destinations (addresses and ports, loopback apart) had traffic in the last minute. To be
-    /// said at least every second while connects fail.
-    pub fn traffic(&mut self, destinations: usize, now: Nanos, out: &mut Vec<Action>) {
+    /// said at least every second while connects fail. A mere number: workloads are not told apart.
+    pub fn traffic(&mut self, traffic: impl Into<Traffic>, now: Nanos, out: &mut Vec<Action>) {
         self.now = self.now.max(now);
-        let change = self.correlation.count(destinations, self.now);
+        let change = self.correlation.count(traffic.into(), self.now);
         self.correlated(change, out);
     }
 
@@ -228,6 +241,7 @@ impl Engine {
     fn insert(&mut self, row: RowId, breaker: Breaker) {
         let slot = Slot {
             incarnation: row.incarnation,
+            workload: 0,
             waits: false,
             hints: false,
             counted: Refusal::default(),
@@ -278,7 +292,7 @@ impl Engine {
             row,
             now: self.now,
             rng: &mut self.rng,
-            holds: self.correlation.holds(),
+            holds: self.correlation.holds(slot.workload),
             hinted,
             full,
             out,
@@ -314,23 +328,26 @@ impl Engine {
         let Some(slot) = self.slot(row) else {
             return;
         };
-        let target = slot.breaker.target();
+        let (target, workload) = (slot.breaker.target(), slot.workload);
         let entry = window.entries[agent_common::window::slot(last_seq)];
         let call = agent_common::window::decode(entry, last_seq, self.now.0);
         if let Some(call) = call.filter(|call| call.failed) {
             let at = Nanos(call.at_ns);
-            let change = self.correlation.failed(target, at, self.now);
+            let change = self.correlation.failed(target, workload, at, self.now);
             self.correlated(change, out);
         }
     }
 
+    /// Says so, and lets go of what is held back no more.
     fn correlated(&mut self, change: Option<Correlated>, out: &mut Vec<Action>) {
-        let Some(change) = change else {
+        out.extend(change.map(Action::Correlated));
+        let released = self.correlation.released();
+        if released.is_empty() {
             return;
-        };
-        out.push(Action::Correlated(change));
-        if !change.begins {
-            for slot in self.breakers.values_mut() {
+        }
+        let released: HashSet<Workload> = released.into_iter().collect();
+        for slot in self.breakers.values_mut() {
+            if released.contains(&slot.workload) {
                 slot.breaker.released();
             }
         }
@@ -466,6 +483,6 @@ mod tests {
     /// What docs/COST.md says of the agent's memory rests on it.
     #[test]
     fn a_breaker_is_small() {
-        assert!(size_of::<Slot>() <= 216, "{}", size_of::<Slot>());
+        assert!(size_of::<Slot>() <= 224, "{}", size_of::<Slot>());
     }
 }

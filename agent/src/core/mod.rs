@@ -45,7 +45,7 @@ pub mod window;
 
 pub use api::{Action, BreakerView, DialTarget, Event, Floor, ProbeOutcome, RowId, SharedProbe};
 pub use breaker::VERDICT_SLACK;
-pub use correlated::{Correlated, is_loopback};
+pub use correlated::{Correlated, Share, Traffic, Workload, is_loopback};
 pub use engine::Engine;
 pub use groups::{Endpoint, Full, GroupId, Membership, may_be_open};
 pub use hung::HungRule;

@@ -61,7 +61,7 @@ impl State {
 /// Why a breaker that should be open, or was, is closed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Bypass {
-    /// Most destinations fail at once ([`Correlated`](super::Correlated)).
+    /// Most destinations fail at once, those of its workload among them ([`Correlated`](super::Correlated)).
     Correlated,
     /// As many endpoints of its name as may refuse already, or ramp up.
     MaxOpenShare,

@@ -2,6 +2,7 @@
 
 use std::{
     fs::{File, OpenOptions},
+    os::unix::fs::OpenOptionsExt as _,
     path::Path,
     time::{Duration, Instant},
 };
@@ -101,6 +102,8 @@ async fn lock(directory: &Path) -> Result<File> {
         .create(true)
         .truncate(false)
         .write(true)
+        // A pipe in its place is an error, and nothing to wait for.
+        .custom_flags(libc::O_NONBLOCK)
         .open(&path)
         .with_context(|| format!("open {}", path.display()))?;
     let deadline = Instant::now() + DYING;

@@ -283,7 +283,7 @@ impl Node {
                 };
                 self.journal.publish(WallClock::read().at(at), event);
             }
-            Notice::Correlated(change) => self.correlated(change),
+            Notice::Correlated(change, within) => self.correlated(change, within),
             Notice::CaughtUp(at) => self.tell_calls(at),
             Notice::Drained(id, on_open, connections) => {
                 let Some(row) = self.shown(id) else { return };

@@ -8,8 +8,13 @@ use std::{
 
 use anyhow::{Context as _, Result};
 
-use super::memo::file::replace;
-use crate::control::api::{Paused, Timestamp};
+use crate::{
+    control::api::{Paused, Timestamp},
+    files,
+};
+
+/// A file that is larger is none of ours.
+const LARGEST: u64 = 1 << 20;
 
 /// Where the pause is kept, and the pause itself.
 pub struct Pause {
@@ -18,32 +23,28 @@ pub struct Pause {
 }
 
 impl Pause {
-    /// Reads the state of the last run. A damaged file is set aside, and nothing is paused.
+    /// Reads the state of the last run. A damaged file, and whatever is no file, is set aside, and
+    /// nothing is paused.
     ///
     /// # Errors
     /// When the file is there and cannot be read.
     pub fn restore(state_dir: &Path) -> Result<Self> {
         let file = state_dir.join("pause.json");
-        let current = match fs::read(&file) {
-            Ok(bytes) => match serde_json::from_slice::<Paused>(&bytes) {
-                Ok(paused) => Some(paused),
-                Err(error) => {
-                    let aside = file.with_extension("json.damaged");
-                    tracing::warn!(
-                        "{}: {error}; set aside as {}, nothing is paused",
-                        file.display(),
-                        aside.display()
-                    );
-                    fs::rename(&file, &aside)
-                        .with_context(|| format!("set {} aside", file.display()))?;
-                    None
-                }
-            },
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => None,
+        let paused = match files::read(&file, LARGEST) {
+            Ok(bytes) => {
+                let paused = serde_json::from_slice::<Paused>(&bytes);
+                paused.map(Some).map_err(|error| error.to_string())
+            }
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
+            Err(error) if files::is_no_file(&error) => Err(error.to_string()),
             Err(error) => {
                 return Err(error).with_context(|| format!("read {}", file.display()));
             }
         };
+        let current = paused.unwrap_or_else(|error| {
+            files::set_aside(&file, &error, "nothing is paused");
+            None
+        });
         Ok(Self { file, current })
     }
 
@@ -71,7 +72,7 @@ impl Pause {
     /// When the file cannot be written: then nothing has changed.
     pub fn begin(&mut self, paused: Paused) -> Result<()> {
         let bytes = serde_json::to_vec(&paused).context("write down the pause")?;
-        replace(&self.file, |file| file.write_all(&bytes))
+        files::replace(&self.file, |file| file.write_all(&bytes))
             .with_context(|| format!("write {}", self.file.display()))?;
         self.current = Some(paused);
         Ok(())

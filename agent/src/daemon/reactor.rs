@@ -43,7 +43,7 @@ use crate::{
     control::api::Cause,
     core::{
         Action, Correlated, DialTarget, Engine, Event, Full, Nanos, ProbeOutcome, Reason, RowId,
-        State, WindowKind, refusing::Refusing,
+        State, WindowKind, Workload, refusing::Refusing,
     },
     kernel::{Table, clock, events},
     metrics::Reaction,
@@ -70,8 +70,9 @@ pub enum Notice {
     Kernel(KernelEvent),
     /// Whatever the kernel had told by then has been handled, and its notices come before this one.
     CaughtUp(Nanos),
-    /// Failures of many destinations at once have begun, or are over.
-    Correlated(Correlated),
+    /// Failures of many destinations at once have begun, spread or are over; the workload (by the id of its
+    /// control group) without which they would not be.
+    Correlated(Correlated, Option<Workload>),
     /// Connections of an open breaker were ended: the row, what its policy says, how many.
     Drained(RowId, OnOpen, u64),
     /// A breaker stays closed, or was closed, for the sake of the other endpoints of its name.

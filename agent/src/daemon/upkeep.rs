@@ -20,7 +20,7 @@ use super::{
 };
 use crate::{
     control::api::{ConfigAction, Event, SafetyAction, Timestamp},
-    core::{Correlated, Nanos, RowId, is_loopback},
+    core::{Correlated, Nanos, RowId, Traffic, Workload, is_loopback},
     kernel::clock,
 };
 
@@ -59,7 +59,10 @@ impl Node {
         }
         self.count_traffic(now);
         self.losses(now);
-        let unnamed = std::mem::take(&mut self.unnamed);
+        let mut unnamed = std::mem::take(&mut self.unnamed);
+        // More than one look may have come upon the same row.
+        unnamed.sort_unstable();
+        unnamed.dedup();
         self.look_at_rows(unnamed, false);
         self.expire_orders(now);
         self.keep().await;
@@ -154,10 +157,11 @@ impl Node {
                 && !is_loopback(&row.key.addr)
                 && !hidden.contains(&row.key.cgroup_id)
         });
-        let places: HashSet<_> = active
-            .map(|(_, row)| (row.key.addr, row.key.ifindex, row.key.port_be))
-            .collect();
-        self.commander.send(Command::Traffic(places.len()));
+        let traffic = Traffic::of(active.map(|(_, row)| {
+            let place = (row.key.addr, row.key.ifindex, row.key.port_be);
+            (place, row.key.cgroup_id)
+        }));
+        self.commander.send(Command::Traffic(traffic));
     }
 
     /// Says that a program's lock holds timeouts up, or no longer does.
@@ -201,29 +205,50 @@ impl Node {
         });
     }
 
-    /// Says that many destinations fail at once, or that this is over.
-    pub(super) fn correlated(&self, change: Correlated) {
+    /// Says that many destinations fail at once, or that this is over; `within`: only because of what that
+    /// workload calls.
+    pub(super) fn correlated(&mut self, change: Correlated, within: Option<Workload>) {
         let Correlated {
             begins,
             failing,
             destinations,
         } = change;
-        let message = if begins {
-            format!(
-                "connects to {failing} of {destinations} destinations with traffic fail at once: the \
-                 fault is most likely on this side (a route, an interface, a firewall, a proxy); no \
-                 breaker is opened until that is over"
-            )
-        } else {
-            "connects do not fail everywhere any more; breakers open again where they should"
-                .to_owned()
+        let within = within.filter(|_| begins);
+        let workload = within.map(|id| self.name_of(id));
+        let fail = format!(
+            "connects to {failing} of {destinations} destinations with traffic fail at once"
+        );
+        let message = match &workload {
+            _ if !begins => {
+                "connects do not fail everywhere any more; breakers open again where they should"
+                    .to_owned()
+            }
+            Some(workload) => format!(
+                "{fail}, and without those of {workload} they would not: the fault is most likely its own (it \
+                 scans, its targets are old, a network policy); no breaker of this workload is opened until \
+                 that is over, those of others are as always"
+            ),
+            None => format!(
+                "{fail}: the fault is most likely on this side (a route, an interface, a firewall, a proxy); no \
+                 breaker is opened until that is over, except of workloads whose own destinations are well"
+            ),
         };
         self.say(Event::Safety {
             action: SafetyAction::Correlated,
             destination: None,
-            workload: None,
+            workload,
             message,
         });
+    }
+
+    /// A workload that has rows.
+    fn name_of(&mut self, cgroup_id: u64) -> String {
+        let last = self
+            .table
+            .used()
+            .find(|(_, row)| row.key.cgroup_id == cgroup_id);
+        let pid = last.map_or(0, |(_, row)| row.last_pid);
+        self.names.name(cgroup_id, pid)
     }
 
     pub(super) fn losses(&mut self, now: Nanos) {

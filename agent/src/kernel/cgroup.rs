@@ -100,7 +100,8 @@ impl Names {
     }
 
     /// Path below the mount without leading slash (`/` for the root). `pid` is a process that was
-    /// in it. A cgroup that is gone keeps the name it had; one never seen is `cgroup:ID`.
+    /// in it. A cgroup that is gone keeps the name it had; one never seen is `cgroup:ID`, and so is one,
+    /// until the next look, that could not be looked for ([`Names::knows`]).
     pub fn name(&mut self, id: u64, pid: u32) -> String {
         if let Some(name) = self.known.get(&id) {
             return name.clone();
@@ -111,13 +112,17 @@ impl Names {
         if self.scanned.is_some_and(|at| at.elapsed() < SCAN_EVERY) {
             return format!("cgroup:{id}");
         }
-        self.scan();
+        let is_whole = self.scan();
         self.scanned = Some(Instant::now());
-        // Remembered even if not found: the id is never used again.
-        self.known
-            .entry(id)
-            .or_insert_with(|| format!("cgroup:{id}"))
-            .clone()
+        let name = match self.known.get(&id) {
+            Some(name) => return name.clone(),
+            None => format!("cgroup:{id}"),
+        };
+        // Remembered though not found: the id is never used again. But out of descriptors nothing is found.
+        if is_whole {
+            self.known.insert(id, name.clone());
+        }
+        name
     }
 
     /// Whether there is a control group of this name.
@@ -153,26 +158,49 @@ impl Names {
         self.known.retain(|id, _| used(*id));
     }
 
-    fn scan(&mut self) {
+    /// Looks at the whole tree; whether all of it was seen.
+    fn scan(&mut self) -> bool {
+        let mut is_whole = true;
         let mount = self.mount.clone();
         let mut stack = vec![mount.clone()];
         while let Some(path) = stack.pop() {
-            let Ok(metadata) = fs::metadata(&path) else {
-                continue;
+            let metadata = match fs::metadata(&path) {
+                Ok(metadata) => metadata,
+                Err(error) => {
+                    is_whole &= is_final(&error);
+                    continue;
+                }
             };
             self.known
                 .entry(metadata.ino())
                 .or_insert_with(|| relative(&mount, &path));
-            let Ok(entries) = fs::read_dir(&path) else {
-                continue;
+            let entries = match fs::read_dir(&path) {
+                Ok(entries) => entries,
+                Err(error) => {
+                    is_whole &= is_final(&error);
+                    continue;
+                }
             };
-            for entry in entries.flatten() {
-                if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
-                    stack.push(entry.path());
+            for entry in entries {
+                match entry.and_then(|entry| Ok((entry.file_type()?, entry.path()))) {
+                    Ok((kind, path)) if kind.is_dir() => stack.push(path),
+                    Ok(_) => {}
+                    Err(error) => is_whole &= is_final(&error),
                 }
             }
         }
+        is_whole
     }
+}
+
+/// The group has gone meanwhile (kernfs says ENODEV of a directory that was open then), or is never to be
+/// seen by us. Anything else, like being out of descriptors, says nothing of what is there.
+fn is_final(error: &std::io::Error) -> bool {
+    use std::io::ErrorKind;
+    matches!(
+        error.kind(),
+        ErrorKind::NotFound | ErrorKind::PermissionDenied
+    ) || error.raw_os_error() == Some(libc::ENODEV)
 }
 
 /// Why a process has no workload that can be named.
@@ -268,5 +296,37 @@ mod tests {
         fs::create_dir(tree.path().join("new")).unwrap();
         names.scanned = None;
         assert_eq!(names.name(inode("new"), 0), "new");
+    }
+
+    /// A part of the tree that could not be read may be where the group is. A mount point that is a
+    /// file stands for one that cannot be opened: it is no directory, and is not gone either.
+    #[test]
+    fn what_could_not_be_looked_for_is_not_remembered_as_missing() {
+        let tree = tempfile::tempdir().unwrap();
+        let mount = tree.path().join("mount");
+        fs::write(&mount, "").unwrap();
+        let group = tree.path().join("group");
+        fs::create_dir(&group).unwrap();
+        let id = fs::metadata(&group).unwrap().ino();
+        let mut names = Names::new(mount.clone());
+        assert_eq!(names.name(id, 0), format!("cgroup:{id}"));
+        assert!(!names.knows(id));
+        fs::remove_file(&mount).unwrap();
+        fs::create_dir(&mount).unwrap();
+        fs::rename(&group, mount.join("group")).unwrap();
+        // However long that took.
+        names.scanned = Some(Instant::now() + Duration::from_secs(3600));
+        assert_eq!(
+            names.name(id, 0),
+            format!("cgroup:{id}"),
+            "not again at once"
+        );
+        assert!(!names.knows(id));
+        names.scanned = None;
+        assert_eq!(names.name(id, 0), "group");
+        assert!(names.knows(id));
+        let mut none = Names::new(tree.path().join("gone"));
+        none.name(id, 0);
+        assert!(none.knows(id), "what is gone is certain");
     }
 }

@@ -32,13 +32,9 @@ mod workload;
 #[cfg(test)]
 mod tests;
 
-use std::{
-    fs::OpenOptions,
-    io::{self, Read},
-    os::unix::fs::OpenOptionsExt as _,
-    path::Path,
-    sync::OnceLock,
-};
+use std::{io, path::Path, sync::OnceLock};
+
+use crate::files;
 
 pub use destination::{Destination, DestinationArg, DestinationError, host_name};
 pub use diff::{Change, diff};
@@ -107,16 +103,7 @@ pub fn load(path: &Path) -> Result<Config, ConfigError> {
 ///
 /// What the system says, or that it is no regular file.
 pub fn read_file(path: &Path) -> io::Result<Vec<u8>> {
-    let file = OpenOptions::new()
-        .read(true)
-        .custom_flags(libc::O_NONBLOCK)
-        .open(path)?;
-    if !file.metadata()?.is_file() {
-        return Err(io::Error::other("not a regular file"));
-    }
-    let mut bytes = Vec::new();
-    file.take(MAX_FILE + 1).read_to_end(&mut bytes)?;
-    Ok(bytes)
+    files::read(path, MAX_FILE + 1)
 }
 
 /// Reads and checks a configuration. `file` is only what problems are reported under.

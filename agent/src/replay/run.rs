@@ -11,7 +11,7 @@ use super::report::{LeftAlone, Replayed, RowReport, Transition};
 use super::shadow::{Shadow, Stamp};
 use crate::core::{
     Action, BreakerSettings, DialTarget, Engine, Event, Nanos, ProbeOutcome, RowId, State,
-    WindowKind, refusing::Refusing,
+    WindowKind, Workload, refusing::Refusing,
 };
 use crate::daemon::plan::{self, Plan, Ticks};
 use crate::daemon::view;
@@ -59,6 +59,8 @@ struct Row<'a> {
     recorded: &'a RecordedRow,
     settings: Arc<BreakerSettings>,
     target: DialTarget,
+    /// A number for each workload.
+    workload: Workload,
     shadow: Shadow,
     last_connect: Option<Nanos>,
     /// Probes that have connected and wait for their exchange: the generations.
@@ -72,6 +74,7 @@ struct Row<'a> {
 struct Replay<'a> {
     engine: Engine,
     rows: Vec<Row<'a>>,
+    workloads: HashMap<&'a str, Workload>,
     happenings: BinaryHeap<Reverse<Happening>>,
     under_way: HashMap<u64, Call>,
     calls: u64,
@@ -99,6 +102,7 @@ pub fn replay(recording: &Recording, config: &Config) -> Replayed {
     let mut replay = Replay {
         engine: Engine::new(SEED),
         rows: Vec::new(),
+        workloads: HashMap::new(),
         happenings: BinaryHeap::new(),
         under_way: HashMap::new(),
         calls: 0,
@@ -155,7 +159,7 @@ impl<'a> Replay<'a> {
     fn row(
         &mut self,
         plan: &Plan,
-        key: &RowKey,
+        key: &'a RowKey,
         recorded: &'a RecordedRow,
     ) -> Result<(), &'static str> {
         let destination: Destination = key
@@ -170,6 +174,8 @@ impl<'a> Replay<'a> {
         let slow_call = plan.settings[resolution.policy].slow_call_us;
         let slow_call = (slow_call > 0).then(|| Nanos(u64::from(slow_call) * 1000));
         let target = DialTarget::from(&destination.to_key(0, key.netns.unwrap_or(0)));
+        let number = self.workloads.len() as Workload;
+        let workload = *self.workloads.entry(&key.workload).or_insert(number);
         let index = self.rows.len();
         for (window, segments) in recorded.windows.iter().enumerate() {
             for (number, segment) in segments.iter().enumerate() {
@@ -185,6 +191,7 @@ impl<'a> Replay<'a> {
             recorded,
             settings,
             target,
+            workload,
             shadow: Shadow::default(),
             last_connect: None,
             probes: VecDeque::new(),

@@ -302,7 +302,7 @@ fn why_a_row_is_bypassed() {
         ),
         (
             Bypass::Correlated,
-            "most destinations fail at once (correlated)",
+            "most destinations fail at once, and most of this workload (correlated)",
         ),
     ] {
         row.bypassed_reason = Some(reason);

@@ -80,7 +80,8 @@ words! {
     SafetyAction {
         /// A breaker stays closed because too many of its kind are open.
         Bypassed = "bypassed",
-        /// Most destinations fail at once: the fault is on this side.
+        /// Most destinations fail at once: the fault is on this side, or where a workload is named, that
+        /// one's alone.
         Correlated = "correlated",
         /// Enforcement is not what it should be.
         NotEnforcing = "not_enforcing",

@@ -141,7 +141,7 @@ pub struct Paused {
 words! {
     /// Why a breaker that should be open, or was, is closed.
     Bypass {
-        /// Most destinations fail at once.
+        /// Most destinations fail at once, and most of its workload.
         Correlated = "correlated",
         /// As many endpoints of its name as may refuse already, or admit a share only (their ramp).
         MaxOpenShare = "max_open_share",

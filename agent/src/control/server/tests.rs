@@ -513,3 +513,14 @@ async fn an_agent_that_goes_away_ends_its_followers_with_exit_code_3() {
     let error = pieces.next().await.unwrap_err();
     assert_eq!(error.exit_code(), 3, "{error}");
 }
+
+/// Out of descriptors, accept fails twenty times a second on each listener.
+#[test]
+fn failures_to_accept_are_said_once_a_minute() {
+    let (mut failures, begin) = (Failures::default(), Instant::now());
+    let said: Vec<(u64, u64)> = (0..1300)
+        .map(|n| n * 50)
+        .filter_map(|ms| Some((ms, failures.say(begin + Duration::from_millis(ms))?)))
+        .collect();
+    assert_eq!(said, [(0, 0), (60_000, 1199)]);
+}

@@ -3,7 +3,9 @@
 use agent_common::CallWindow;
 
 use super::Engine;
-use crate::core::{BreakerView, DialTarget, Nanos, RowId, Saved, State, WindowKind, WindowStats};
+use crate::core::{
+    BreakerView, DialTarget, Nanos, RowId, Saved, State, WindowKind, WindowStats, Workload,
+};
 
 impl Engine {
     /// What of a row's breaker outlives the agent; `None` when it has none in memory: then there is
@@ -37,6 +39,13 @@ impl Engine {
         let calm = self.correlation.deadline();
         let count = (!self.to_be_counted.is_empty()).then_some(self.now);
         [timer, redial, calm, count].into_iter().flatten().min()
+    }
+
+    /// While failures are correlated: the workload without which they would not be, the others together
+    /// being well. Only its rows are held back then. `None` where others fail, too, and where nobody else
+    /// calls anything.
+    pub fn correlated_within(&self) -> Option<Workload> {
+        self.correlation.within()
     }
 
     /// Rows that have a breaker in memory, in no particular order.

@@ -187,7 +187,7 @@ impl Engine {
         };
         let breaker = &slot.breaker;
         breaker.state() != State::Closed
-            || (!self.correlation.holds()
+            || (!self.correlation.holds(slot.workload)
                 && self.groups.full(index, breaker.max_open_share()).is_none())
     }
 }

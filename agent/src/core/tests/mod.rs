@@ -24,6 +24,7 @@ mod table;
 mod trials;
 mod waits;
 mod windows;
+mod workloads;
 
 use std::sync::Arc;
 

@@ -2,7 +2,7 @@
 
 use std::{
     fs,
-    io::{BufWriter, Read as _, Write as _},
+    io::{BufWriter, Write as _},
     net::{IpAddr, Ipv6Addr},
     path::{Path, PathBuf},
     sync::Arc,
@@ -14,6 +14,7 @@ use serde::{Deserialize, Serialize};
 use crate::{
     control::api::{Bypass, Reason, ReasonKind, State, Timestamp, Window},
     core::{self, Nanos, Saved},
+    files,
     hosts::table::Told,
     policy::{self, Destination, DestinationArg},
 };
@@ -312,31 +313,23 @@ pub fn read_both(state_dir: &Path, now: Nanos) -> Result<Option<Document>> {
 }
 
 /// Reads the file of the agent before; `None` where there is none that can be used. One that is
-/// damaged, of another form or too large is set aside with a warning, beside the one that will be
-/// written.
+/// damaged, of another form or too large, and whatever is no file, is set aside with a warning, beside the
+/// one that will be written.
 ///
 /// # Errors
-/// When it is there and cannot be read or set aside.
+/// When it is there and cannot be read.
 pub fn read(path: &Path) -> Result<Option<Document>> {
-    let file = match fs::File::open(path) {
-        Ok(file) => file,
+    let document = match files::read(path, LARGEST + 1) {
+        Ok(bytes) => parse(&bytes),
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
-        Err(error) => return Err(error).with_context(|| format!("open {}", path.display())),
+        Err(error) if files::is_no_file(&error) => Err(error.into()),
+        Err(error) => return Err(error).with_context(|| format!("read {}", path.display())),
     };
-    let mut bytes = Vec::new();
-    file.take(LARGEST + 1)
-        .read_to_end(&mut bytes)
-        .with_context(|| format!("read {}", path.display()))?;
-    match parse(&bytes) {
+    match document {
         Ok(document) => Ok(Some(document)),
         Err(error) => {
-            let aside = path.with_extension("json.damaged");
-            tracing::warn!(
-                "{}: {error:#}; set aside as {}, and what it should tell starts from nothing",
-                path.display(),
-                aside.display()
-            );
-            fs::rename(path, &aside).with_context(|| format!("set {} aside", path.display()))?;
+            let so = "and what it should tell starts from nothing";
+            files::set_aside(path, &format!("{error:#}"), so);
             Ok(None)
         }
     }
@@ -365,27 +358,12 @@ fn parse(bytes: &[u8]) -> Result<Document> {
 /// # Errors
 /// When it cannot be written; the old one is still there then.
 pub fn write(path: &Path, document: &Document) -> Result<()> {
-    replace(path, |file| {
+    files::replace(path, |file| {
         let mut buffer = BufWriter::new(file);
         serde_json::to_writer(&mut buffer, document)?;
         buffer.flush()
     })
     .with_context(|| format!("write {}", path.display()))
-}
-
-/// Replaces a file by what `fill` writes, under another name first.
-///
-/// # Errors
-/// When that fails; the old file is untouched then.
-pub fn replace(
-    path: &Path,
-    fill: impl FnOnce(&mut fs::File) -> std::io::Result<()>,
-) -> std::io::Result<()> {
-    let fresh = path.with_extension("json.new");
-    let mut file = fs::File::create(&fresh)?;
-    fill(&mut file)?;
-    file.sync_all()?;
-    fs::rename(&fresh, path)
 }
 
 #[cfg(test)]

@@ -63,7 +63,10 @@ impl Worker {
                 Action::Bypassed { row, reason, group } => {
                     self.notify(Notice::Bypassed(row, reason, group));
                 }
-                Action::Correlated(change) => self.notify(Notice::Correlated(change)),
+                Action::Correlated(change) => {
+                    let within = self.engine.correlated_within();
+                    self.notify(Notice::Correlated(change, within));
+                }
                 Action::Redialled { row, answered } => {
                     self.notify(Notice::Redialled { row, answered, at });
                 }

@@ -10,7 +10,7 @@ use tokio::sync::oneshot;
 
 use super::{Notice, Worker};
 use crate::{
-    core::{DialTarget, Endpoint, Event, Nanos, RowId, Saved},
+    core::{DialTarget, Endpoint, Event, Nanos, RowId, Saved, Traffic},
     daemon::{plan::Plan, view::Views},
     kernel::clock,
     policy::OnOpen,
@@ -48,8 +48,8 @@ pub enum Command {
     },
     /// A redial ended.
     DialEnded(DialTarget, bool),
-    /// Destinations with traffic in the last minute.
-    Traffic(usize),
+    /// What had traffic in the last minute; workloads by the ids of their control groups.
+    Traffic(Traffic),
     /// Say so ([`Notice::CaughtUp`]) once everything that the kernel has told so far has been handled.
     CatchUp,
     /// End the thread.
@@ -164,9 +164,9 @@ impl Worker {
                     }
                     self.handle(Event::DialEnded { target, success });
                 }
-                Command::Traffic(destinations) => {
+                Command::Traffic(traffic) => {
                     let now = clock::now();
-                    self.engine.traffic(destinations, now, &mut self.actions);
+                    self.engine.traffic(traffic, now, &mut self.actions);
                     self.perform(None);
                 }
                 Command::CatchUp => self.catches_up = true,

@@ -67,6 +67,7 @@ impl Worker {
             settings,
             generation,
         });
+        self.engine.belongs(id, row.key.cgroup_id);
         // The kernel makes rows of a destination with a manual state so from the start.
         let until = Nanos(row.verdict_until_ns);
         if first && until > clock::now() {
@@ -89,6 +90,7 @@ impl Worker {
         let now = clock::now();
         self.engine
             .restore(id, target, settings, saved, now, &mut self.actions);
+        self.engine.belongs(id, row.key.cgroup_id);
         self.perform(None);
         self.engine.state(id) != Some(State::Closed)
     }

@@ -58,6 +58,11 @@ pub(super) fn cgroups(wanted: &[PathBuf], mount: &Path) -> Result<Vec<PathBuf>> 
 
 pub(super) fn writable(directory: &Path) -> std::io::Result<()> {
     let probe = directory.join(".writable");
-    fs::write(&probe, b"")?;
+    // What lies there may be a pipe.
+    match fs::remove_file(&probe) {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => return Err(error),
+        _ => {}
+    }
+    fs::File::create_new(&probe)?;
     fs::remove_file(&probe)
 }

@@ -1,12 +1,13 @@
 //! What the agent does around its core: it hears of calls and refusals, looks at rows that refuse, dials,
 //! counts destinations, and carries out what is decided.
 
-use std::{collections::HashSet, sync::Arc};
+use std::sync::Arc;
 
 use super::{Replay, What, id};
 use crate::{
     core::{
-        Action, DialTarget, Event, Nanos, State, WindowKind, is_loopback, refusing::TOLD_EVERY,
+        Action, DialTarget, Event, Nanos, State, Traffic, WindowKind, is_loopback,
+        refusing::TOLD_EVERY,
     },
     daemon::view,
     replay::{read::timestamp, report::Transition},
@@ -81,7 +82,9 @@ impl Replay<'_> {
                 settings: Arc::clone(&row.settings),
                 generation: row.shadow.generation(),
             };
+            let workload = row.workload;
             self.engine.handle(event, at, &mut self.actions);
+            self.engine.belongs(id(index), workload);
         }
     }
 
@@ -96,9 +99,11 @@ impl Replay<'_> {
                 .is_some_and(|last| at - last <= TRAFFIC_WITHIN)
                 && !is_loopback(&row.target.addr)
         });
-        let places = active.map(|row| (row.target.addr, row.target.ifindex, row.target.port_be));
-        let places: HashSet<_> = places.collect();
-        self.engine.traffic(places.len(), at, &mut self.actions);
+        let traffic = Traffic::of(active.map(|row| {
+            let place = (row.target.addr, row.target.ifindex, row.target.port_be);
+            (place, row.workload)
+        }));
+        self.engine.traffic(traffic, at, &mut self.actions);
     }
 
     pub(super) fn perform(&mut self, now: Nanos) {
