@@ -31,6 +31,7 @@ impl Breaker {
             outage_since: self.outage_since,
             floor_seqs: self.floor_seqs,
             floor_at: self.floor_at,
+            broken_after: self.broken_after(),
         }
     }
 
@@ -74,6 +75,9 @@ impl Breaker {
                 self.state = State::HalfOpen;
                 self.start_round(now);
             }
+        }
+        if let Some(lived) = saved.broken_after {
+            self.exchange_failed(now, Some(lived));
         }
         self.set_verdict(step);
     }

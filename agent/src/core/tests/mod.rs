@@ -1,5 +1,6 @@
 //! Tests of the core: a table of transitions, a reference model, a simulation, and odd numbers.
 
+mod broken;
 mod complaints;
 mod contract;
 mod correlated;
