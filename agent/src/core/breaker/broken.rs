@@ -140,7 +140,7 @@ impl Breaker {
             State::HalfOpen => {
                 self.slot_taken(step.now);
                 // A fresh round, whatever else is under way: its end must not be heard a second time.
-                self.used = self.settings.probe_limit();
+                self.used = u16::MAX;
                 self.succeeded(last_seqs, step);
             }
             State::Open if self.tries() => {
