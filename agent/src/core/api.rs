@@ -49,8 +49,8 @@ pub enum ProbeOutcome {
     Success,
     /// A failure of the destination. Its slot stays taken until the next verdict.
     Failure,
-    /// Given up by its program, on a destination that answers nobody (or nobody what was given up there). Its slot
-    /// stays taken until the next verdict.
+    /// Given up by its program, on a destination that has never answered anybody. Its slot stays taken until the
+    /// next verdict.
     Unanswered,
     /// Abandoned, or never sent: says nothing, and the kernel has given its slot back already. Only
     /// for these does it do so.
@@ -127,7 +127,7 @@ pub enum Event<'a> {
         /// How long ago its request began, of which all is sent and acknowledged. Shorter waits than
         /// [`PROBE_WAITS`](super::PROBE_WAITS) never matter.
         waited: Nanos,
-        /// The destination answers nobody, or nobody who ends like this.
+        /// The destination has never answered anybody, or answers nobody an exchange like this one.
         answers_nobody: bool,
         /// Sequence numbers of the row's last calls: connects, exchanges.
         last_seqs: [u64; 2],

@@ -206,8 +206,8 @@ pub(super) struct Breaker {
     /// breakers.
     successes: u32,
     /// HalfOpen: slots of this round whose probes succeeded. Open: 1 while a trial may pass or is under
-    /// way. (There are at most 1,000 slots.)
-    used: u16,
+    /// way.
+    used: u32,
     /// Open: whether another one's breaker is open instead of this one.
     follows: Follows,
     /// Open: whether a refusal was heard of.

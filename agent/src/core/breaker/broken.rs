@@ -79,13 +79,20 @@ impl Breaker {
     /// An exchange failed at `at`: it was broken off after it had lived for so long, or it failed by silence.
     pub(in crate::core) fn exchange_failed(&mut self, at: Nanos, broken_after: Option<Nanos>) {
         let broken = || Box::new(Broken::NONE);
+        // One that follows has not opened by itself, and may lead yet.
+        let is_closed = self.state == State::Closed || self.is_follower();
         match (self.state, broken_after) {
-            (State::Closed | State::Open | State::HalfOpen, Some(lived)) => {
+            _ if is_closed && broken_after.is_none() => {
+                self.broken.get_or_insert_with(broken).silent = Some(at);
+            }
+            // What opened by silence has to be answered, however its probes fail.
+            (State::Closed | State::Open | State::HalfOpen, Some(lived))
+                if is_closed || self.was_broken().is_some() =>
+            {
                 self.broken.get_or_insert_with(broken).note(at, lived);
             }
-            // Later, those do not speak of why it opened; and a probe says by itself how it went.
-            (State::Closed, None) => self.broken.get_or_insert_with(broken).silent = Some(at),
-            (State::Open | State::HalfOpen, None) => {}
+            // And a probe says by itself how it went.
+            (State::Closed | State::Open | State::HalfOpen, _) => {}
             (State::ForcedOpen | State::ForcedClosed, _) => {}
         }
     }
@@ -103,6 +110,15 @@ impl Breaker {
     pub(super) fn broken_after(&self) -> Option<Nanos> {
         let broken = self.was_broken().filter(|broken| broken.waited)?;
         Some(broken.longest.max(LEAST))
+    }
+
+    /// Takes over what an earlier agent has saved of it.
+    pub(super) fn restore_broken(&mut self, now: Nanos, after: Option<Nanos>) {
+        self.broken = after.map(|lived| {
+            let mut broken = Box::new(Broken::NONE);
+            broken.note(now, lived);
+            broken
+        });
     }
 
     /// For how long a probe has to wait in health to be a good one; `None`: it has to be answered.
@@ -140,7 +156,7 @@ impl Breaker {
             State::HalfOpen => {
                 self.slot_taken(step.now);
                 // A fresh round, whatever else is under way: its end must not be heard a second time.
-                self.used = u16::MAX;
+                self.used = self.settings.probe_limit();
                 self.succeeded(last_seqs, step);
             }
             State::Open if self.tries() => {
@@ -151,8 +167,8 @@ impl Breaker {
         }
     }
 
-    /// A probe was given up by its program, on a destination that answers nobody (or nobody what was given up
-    /// there): whether that says nothing.
+    /// A probe was given up by its program, on a destination that has never answered anybody: whether that says
+    /// nothing.
     pub(super) fn says_nothing(&self) -> bool {
         self.was_broken().is_some()
     }

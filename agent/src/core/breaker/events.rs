@@ -137,7 +137,7 @@ impl Breaker {
             (State::HalfOpen | State::Open, _) if generation != self.generation => {}
             (State::HalfOpen, ProbeOutcome::Success) => {
                 self.slot_taken(step.now);
-                self.used = self.used.saturating_add(1);
+                self.used += 1;
                 self.succeeded(last_seqs, step);
             }
             (State::HalfOpen, ProbeOutcome::Failure) => {
@@ -193,7 +193,7 @@ impl Breaker {
         self.distrust_until = Nanos::ZERO;
         if self.successes >= self.settings.successes_needed() {
             self.close(Some(last_seqs), Nanos(ramp::LENGTH_NS), step);
-        } else if self.used == u16::MAX || u32::from(self.used) >= self.settings.probe_limit() {
+        } else if self.used >= self.settings.probe_limit() {
             self.begin_round(step);
         }
     }

@@ -76,9 +76,7 @@ impl Breaker {
                 self.start_round(now);
             }
         }
-        if let Some(lived) = saved.broken_after {
-            self.exchange_failed(now, Some(lived));
-        }
+        self.restore_broken(now, saved.broken_after);
         self.set_verdict(step);
     }
 }

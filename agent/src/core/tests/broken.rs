@@ -199,6 +199,16 @@ fn after_silence_a_probe_must_be_answered() {
         ends(&mut one, probe, ProbeOutcome::Unanswered);
         assert_eq!(one.state(), State::Open, "{lives:?}");
     }
+    // Nor does it matter how a probe fails, or when.
+    let mut one = One::new(BreakerSettings::default());
+    fail(&mut one, &[None; 5]);
+    half_open(&mut one, true);
+    one.pass(secs(61));
+    let probe = begins(&mut one);
+    broken(&mut one, &[secs(9)]);
+    ends(&mut one, probe, ProbeOutcome::Failure);
+    half_open(&mut one, false);
+    assert_eq!(least(&mut one, false), None);
     // Long before, it was something else.
     let mut one = One::new(BreakerSettings::default());
     fail(&mut one, &[None]);

@@ -135,6 +135,7 @@ fn next_opened_on_exchanges(kind: Kind) -> [Option<State>; State::ALL.len()] {
         DialAnswered     => [C,     O,    H,    FO,   FC],
         // A probe fails first.
         DialAnsweredAfterMisleading | DialAnsweredMuchLater => [C, O, O, FO, FC],
+        ProbeUnanswered  => [C,     O,    H,    FO,   FC],
         LastProbeWaits   => [C,     O,    C,    FO,   FC],
         other            => next(other),
     }

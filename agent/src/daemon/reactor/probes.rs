@@ -6,7 +6,6 @@ use agent_common::{
         EVENT_EXCHANGE, OUTCOME_ABANDONED, OUTCOME_CLOSED_EARLY, OUTCOME_ESTABLISHED,
         OUTCOME_GAVE_UP, OUTCOME_LOCAL, OUTCOME_RESET, OUTCOME_RESPONSE, OUTCOME_STATUS,
     },
-    unanswered,
 };
 
 use super::Worker;
@@ -39,7 +38,7 @@ impl Worker {
         let outcome = match event.outcome {
             OUTCOME_ESTABLISHED | OUTCOME_RESPONSE => ProbeOutcome::Success,
             OUTCOME_ABANDONED | OUTCOME_LOCAL => ProbeOutcome::Returned,
-            OUTCOME_GAVE_UP if event.flags & EVENT_EXCHANGE != 0 && self.answers_nobody(row) => {
+            OUTCOME_GAVE_UP if event.flags & EVENT_EXCHANGE != 0 && self.never_answered(row) => {
                 ProbeOutcome::Unanswered
             }
             _ => ProbeOutcome::Failure,
@@ -60,9 +59,9 @@ impl Worker {
             row,
             generation,
             waited,
+            answers_nobody,
         } = probe;
         if self.engine.contains(row) {
-            let answers_nobody = self.answers_nobody(row);
             let last_seqs = self.table.last_seqs(row.index);
             self.handle(Event::ProbeWaits {
                 row,
@@ -74,10 +73,8 @@ impl Worker {
         }
     }
 
-    /// Whether the destination has never answered anybody, or usually leaves what its callers said last without
-    /// an answer.
-    fn answers_nobody(&self, id: RowId) -> bool {
-        let row = self.table.owned(id);
-        row.is_some_and(|row| row.responses == 0 || unanswered::is_learned(&row))
+    /// Whether the destination has never answered anybody.
+    fn never_answered(&self, id: RowId) -> bool {
+        self.table.owned(id).is_some_and(|row| row.responses == 0)
     }
 }

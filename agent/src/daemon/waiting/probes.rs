@@ -25,8 +25,10 @@ pub struct ProbeWaits {
     pub row: RowId,
     /// Generation of the verdict under which it began.
     pub generation: u32,
-    /// Since when.
+    /// For how long.
     pub waited: Nanos,
+    /// The destination has never answered anybody, or answers nobody an exchange like this one.
+    pub answers_nobody: bool,
 }
 
 /// Probes that are asked about in one call.
@@ -79,10 +81,10 @@ fn ask(shared: &Shared, group: &[(Owed, Row)], aborter: &mut Aborter, now: Nanos
                 .map(|(owed, _)| target(owed.cookie, &owed.stamp))
                 .collect();
             let found = |at: usize, look: Option<Look>| {
-                if let (Some((owed, _)), Some(look)) = (part.get(at), look)
+                if let (Some((owed, row)), Some(look)) = (part.get(at), look)
                     && is_well(&look)
                 {
-                    tell(shared, owed, now);
+                    tell(shared, owed, row, now);
                 }
             };
             let cookies = part.iter().map(|(owed, _)| owed.cookie);
@@ -95,11 +97,12 @@ fn ask(shared: &Shared, group: &[(Owed, Row)], aborter: &mut Aborter, now: Nanos
     }
 }
 
-fn tell(shared: &Shared, owed: &Owed, now: Nanos) {
+fn tell(shared: &Shared, owed: &Owed, row: &Row, now: Nanos) {
     shared.commander.send(Command::ProbeWaits(ProbeWaits {
         row: owed.row(),
         generation: owed.stamp.generation,
         waited: now - owed.wait.begun,
+        answers_nobody: row.responses == 0 || owed.is_usual(row),
     }));
 }
 
