@@ -10,18 +10,22 @@ use agent_common::{
     retry::{ENDED_UNANSWERED, ENDED_WELL},
     row::FAIL_LISTED,
     stamp::{
-        KIND_HANDSHAKE, KIND_REQUEST, PROTOCOL_SSH, STAMP_HALF_CLOSED, STAMP_PROBE,
+        KIND_HANDSHAKE, KIND_REQUEST, PROTOCOL_HTTP1, PROTOCOL_SSH, STAMP_HALF_CLOSED, STAMP_PROBE,
         STAMP_PROBE_BY_EXCHANGE, STAMP_WOULD, kind_of_request, unpack_request,
     },
     unanswered,
     verdict::STATE_CLOSED,
 };
 
+use aya_ebpf::helpers::generated::bpf_ktime_get_ns;
+
 use crate::{
-    atomics, counted, events, maps,
+    atomics, counted, events,
+    kernel::current_is_exiting,
+    maps,
     opaque::{hidden, hidden64, is},
     outcome::{self, Window},
-    request, retries,
+    request, retries, tried,
 };
 
 const EPIPE: u32 = 32;
@@ -119,7 +123,6 @@ pub unsafe fn answered(stamp: *mut Stamp, row: *mut Row, answered: Answered) {
     } = answered;
     // SAFETY: by the caller, map memory.
     unsafe {
-        atomics::add(&raw mut (*row).responses, 1);
         (*row).last_answer_ns = now;
         atomics::add(&raw mut (*row).response_latency_sum_us, us);
         outcome::longest(&raw mut (*row).response_latency_max_us, us);
@@ -155,6 +158,8 @@ pub unsafe fn answered(stamp: *mut Stamp, row: *mut Row, answered: Answered) {
         }
         probe_ended(stamp, now, us, outcome);
         would_ended(stamp, !is_failed);
+        // Last of all, as in `ended`.
+        atomics::add(&raw mut (*row).responses, 1);
     }
 }
 
@@ -166,8 +171,6 @@ pub struct Change {
     pub error: u32,
     /// Its `sk_shutdown`.
     pub shut: u32,
-    /// Whether the current task is on its way out.
-    pub exiting: bool,
     /// Bytes that lie there and that the program has not read.
     pub unread: u32,
     /// The socket's cookie.
@@ -179,12 +182,11 @@ pub struct Change {
 /// # Safety
 /// `stamp` must be the connection's.
 #[inline(never)]
-pub unsafe fn closing(stamp: *mut Stamp, now: u64, change: &Change) -> bool {
+pub unsafe fn closing(stamp: *mut Stamp, change: &Change) -> bool {
     let &Change {
         state,
         error,
         shut,
-        exiting,
         unread,
         cookie,
     } = change;
@@ -217,13 +219,16 @@ pub unsafe fn closing(stamp: *mut Stamp, now: u64, change: &Change) -> bool {
         }
         if !owed {
             // A connection without any exchange (a port check) says nothing, also as a probe.
-            probe_ended(stamp, now, 0, OUTCOME_ABANDONED);
+            if (*stamp).flags & STAMP_PROBE != 0 {
+                probe_ended(stamp, bpf_ktime_get_ns(), 0, OUTCOME_ABANDONED);
+            }
             would_ended(stamp, true);
             if number != 0 && kind_of_request(word) == KIND_REQUEST {
                 ended_well(stamp);
             }
             return true;
         }
+        let now = bpf_ktime_get_ns();
         if !atomics::replace32(&raw mut (*stamp).answers, answers, number) {
             // An answer has just come in on another CPU: it is one.
             return true;
@@ -243,7 +248,10 @@ pub unsafe fn closing(stamp: *mut Stamp, now: u64, change: &Change) -> bool {
             // A program that does not read has not waited: the answer cannot come, or lies there.
             _ if unread > READS => OUTCOME_ABANDONED,
             // The wait counts from the last byte of the request.
-            _ => given_up(stamp, now.saturating_sub((*stamp).begun_ns) / 1000, exiting),
+            _ => {
+                let waited_us = now.saturating_sub((*stamp).begun_ns) / 1000;
+                given_up(stamp, waited_us, current_is_exiting())
+            }
         };
         // An encrypted farewell looks like a request, and some servers close first.
         let is_farewell = outcome == OUTCOME_CLOSED_EARLY
@@ -301,6 +309,9 @@ pub unsafe fn closing(stamp: *mut Stamp, now: u64, change: &Change) -> bool {
             tell(stamp, now, seq, us, outcome, error);
             probe_ended(stamp, now, us, outcome);
             would_ended(stamp, false);
+            if (*stamp).protocol == PROTOCOL_HTTP1 {
+                tried::fails(stamp, cookie, now);
+            }
         }
         ended(row);
     }
@@ -485,12 +496,12 @@ unsafe fn would_ended(stamp: *mut Stamp, went_well: bool) {
     }
 }
 
-/// An exchange that was under way has ended.
+/// An exchange that was under way has ended, and not with an answer that counts ([`answered`]).
 ///
 /// # Safety
 /// `row` must be that of its begin.
 #[inline(always)]
 pub unsafe fn ended(row: *mut Row) {
     // SAFETY: map memory. Last of all: from here on the row may get another owner.
-    unsafe { atomics::add(&raw mut (*row).exchanges_in_flight, u64::MAX) };
+    unsafe { atomics::add(&raw mut (*row).ended_otherwise, 1) };
 }

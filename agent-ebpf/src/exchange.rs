@@ -14,6 +14,7 @@ use agent_common::{
     http::{self, BODY_NONE},
     reply::{self, Answer},
     request::{ELSEWHERE, SENDS, asked, asked_on},
+    retry::ENDED_WELL,
     stamp::{
         KIND_GREETING, KIND_HANDSHAKE, KIND_REQUEST, PHASE_OPEN, PHASE_PENDING, PROTOCOL_ADOPTED,
         PROTOCOL_AMQP, PROTOCOL_HTTP1, PROTOCOL_MQTT, PROTOCOL_MULTIPLEXED, PROTOCOL_NATS,
@@ -38,7 +39,7 @@ use crate::{
     outcome, paces, request,
     segment::{self, Segment},
     speaks::{self, FAREWELL},
-    stamps, tls,
+    stamps, taken, tls, tried,
 };
 
 const PASS: i32 = 1;
@@ -180,6 +181,10 @@ unsafe fn out(ctx: &SkBuffContext, stamp: *mut Stamp, segment: Segment, verdict:
                 } else {
                     (*stamp).tls_stage = speaks::asks(ctx.skb.skb, &segment, protocol);
                 }
+                if protocol != PROTOCOL_HTTP1 {
+                    // What it asks for cannot be compared.
+                    taken::counts(stamp);
+                }
                 if (*stamp).in_end == 0
                     && let Some(row) = outcome::unpinned_row_of(stamp)
                 {
@@ -258,7 +263,10 @@ unsafe fn out(ctx: &SkBuffContext, stamp: *mut Stamp, segment: Segment, verdict:
             return 0;
         }
         let verdict = Verdict::unpack(atomics::load(&raw const (*row).verdict));
-        (*stamp).generation = verdict.generation;
+        // (Not a store if need not be: ingress reads that line on other CPUs.)
+        if (*stamp).generation != verdict.generation {
+            (*stamp).generation = verdict.generation;
+        }
         (*stamp).request_seq = begin_seq;
         let flags = hidden((*row).settings.flags);
         begin::begin(stamp, row, number + 1, now, kind);
@@ -298,7 +306,9 @@ unsafe fn back(ctx: &SkBuffContext, stamp: *mut Stamp, mut segment: Segment) {
         let kind = kind_of_request(word);
         if number == answers {
             // The middle of an answer, or what nobody asked for: a push, a ticket, a greeting.
-            (*stamp).is_long = 1;
+            if (*stamp).is_long == 0 {
+                (*stamp).is_long = 1;
+            }
             if protocol == PROTOCOL_UNKNOWN && before == 0 {
                 greeted(ctx, stamp, &segment);
             } else if protocol == PROTOCOL_HTTP1 {
@@ -345,7 +355,9 @@ unsafe fn back(ctx: &SkBuffContext, stamp: *mut Stamp, mut segment: Segment) {
             return;
         }
         (*stamp).answered_ns = now;
-        (*stamp).is_long = 0;
+        if (*stamp).is_long != 0 {
+            (*stamp).is_long = 0;
+        }
         if kind == KIND_HANDSHAKE {
             if let Some(row) = outcome::row_of(stamp) {
                 let counted = counted(ctx, stamp, row);
@@ -380,7 +392,9 @@ unsafe fn back(ctx: &SkBuffContext, stamp: *mut Stamp, mut segment: Segment) {
                     says,
                 },
             );
-            ended(row);
+            if (*stamp).ended != ENDED_WELL && protocol == PROTOCOL_HTTP1 {
+                tried::fails(stamp, bpf_get_socket_cookie(ctx.as_ptr()), now);
+            }
         }
     }
 }

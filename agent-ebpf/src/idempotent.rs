@@ -31,7 +31,7 @@ use crate::{
     opaque::{hidden, hidden64},
     paces, rows,
     segment::{self, Segment},
-    tried,
+    taken, tried,
 };
 
 const PASS: i32 = 1;
@@ -135,6 +135,24 @@ pub unsafe fn failed(stamp: *mut Stamp, cookie: u64, ended: u32) -> u32 {
     }
 }
 
+/// Print of a connection's last request; 0: it is not known.
+///
+/// # Safety
+/// As [`failed`].
+#[inline(always)]
+pub unsafe fn last(stamp: *mut Stamp, cookie: u64) -> u32 {
+    // SAFETY: by contract, map memory.
+    unsafe {
+        let (number, _) = unpack_request(atomics::load(&raw const (*stamp).request));
+        match asked_of(cookie) {
+            Some(asked) if (*asked).owner == cookie && u32::from((*asked).number) == number => {
+                (*asked).sent
+            }
+            _ => 0,
+        }
+    }
+}
+
 /// Whether a request is looked at.
 ///
 /// # Safety
@@ -164,8 +182,18 @@ unsafe fn is_first(stamp: *mut Stamp) -> bool {
 ///
 /// # Safety
 /// As [`matters`]; `skb` must be the context of the egress hook.
-#[inline(never)]
+#[inline(always)]
 pub unsafe fn asks(skb: *mut __sk_buff, stamp: *mut Stamp, row: *mut Row) -> i32 {
+    // SAFETY: by contract.
+    unsafe {
+        let fate = compares(skb, stamp, row);
+        taken::counts(stamp);
+        fate
+    }
+}
+
+#[inline(never)]
+unsafe fn compares(skb: *mut __sk_buff, stamp: *mut Stamp, row: *mut Row) -> i32 {
     // SAFETY: by contract, map memory.
     unsafe {
         // Once more: what the verifier knew of it by now would make many walks of this.
@@ -217,7 +245,12 @@ pub unsafe fn asks(skb: *mut __sk_buff, stamp: *mut Stamp, row: *mut Row) -> i32
         }
         let repeats = if number == 0 {
             let repeats = hidden(first(stamp, hidden(before.failed), print));
-            match hidden(tried::asked(stamp, print, bpf_ktime_get_ns())) {
+            match hidden(tried::asked(
+                stamp,
+                print,
+                hidden(before.failed),
+                bpf_ktime_get_ns(),
+            )) {
                 0 => repeats,
                 _ => MAY_BE_SAME,
             }

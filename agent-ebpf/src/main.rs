@@ -43,6 +43,7 @@ mod settle;
 mod sockopt;
 mod speaks;
 mod stamps;
+mod taken;
 mod tls;
 mod tried;
 mod user_timeout;

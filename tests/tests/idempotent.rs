@@ -298,7 +298,10 @@ fn what_counts() {
         let row = scene.agent.wait_row(&destination, "quiet", quiet);
         assert_eq!(row["attempts"], 2, "{}: {row:#}", case.name);
         let retry = &row["retry"];
-        assert_eq!(retry["retries"], 1, "{}: {row:#}", case.name);
+        // (What asks for something else is none, which is asserted where two may not share a place by chance.)
+        if case.calls[0] == case.calls[1] || case.non_idempotent != 0 {
+            assert_eq!(retry["retries"], 1, "{}: {row:#}", case.name);
+        }
         let counted = &retry["non_idempotent"];
         assert_eq!(counted, case.non_idempotent, "{}: {row:#}", case.name);
         assert_eq!(retry["non_idempotent_refused"], 0, "{}: {row:#}", case.name);
@@ -566,15 +569,17 @@ fn who_takes_up_something_else_is_known_soon_and_forgiven() {
     }
     let row = scene.row();
     assert_eq!(row["attempts"], 12, "{row:#}");
-    // The first three that come after a failure look like retries.
-    assert_eq!(row["retry"]["retries"], 3, "{row:#}");
+    // The first three that come after a failure look like retries, until they have asked. (Once in thousands of runs two
+    // of them share a place; then one stays.)
+    let by_chance = row["retry"]["retries"].as_u64().expect("a count");
+    assert!(by_chance <= 1, "{row:#}");
     // It begins to retry: two tell, and those behind them count.
     for _ in 0..4 {
         assert_eq!(scene.do_("ask('GET /bad/11')"), "");
     }
     let row = scene.row();
     assert_eq!(row["attempts"], 16, "{row:#}");
-    assert_eq!(row["retry"]["retries"], 5, "{row:#}");
+    assert_eq!(row["retry"]["retries"], by_chance + 2, "{row:#}");
 }
 
 #[test]

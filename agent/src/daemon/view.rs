@@ -137,7 +137,7 @@ impl Viewer<'_> {
             attempts: row.attempts,
             established: row.established,
             responses: row.responses,
-            in_flight: u64::from(row.pending()) + row.exchanges_in_flight,
+            in_flight: u64::from(row.pending()) + row.exchanges_in_flight(),
             abandoned: row.abandoned + row.exchange_abandoned,
             stale: row.stale,
             throttled: u64::from(row.throttled),
