@@ -49,6 +49,9 @@ pub enum ProbeOutcome {
     Success,
     /// A failure of the destination. Its slot stays taken until the next verdict.
     Failure,
+    /// Given up by its program, on a destination that has never answered anybody. Its slot stays taken until the
+    /// next verdict.
+    Unanswered,
     /// Abandoned, or never sent: says nothing, and the kernel has given its slot back already. Only
     /// for these does it do so.
     Returned,
@@ -101,6 +104,31 @@ pub enum Event<'a> {
         generation: u32,
         /// How it ended.
         outcome: ProbeOutcome,
+        /// Sequence numbers of the row's last calls: connects, exchanges.
+        last_seqs: [u64; 2],
+    },
+    /// An exchange failed. Comes before the [`Event::Calls`] that it is in. Of an open row also those that are in
+    /// no window any more.
+    ExchangeFailed {
+        /// The row.
+        row: RowId,
+        /// When it ended.
+        at: Nanos,
+        /// It was broken off (closed, reset, answered by a failure) so long after its begin; `None`: it failed
+        /// by silence, or otherwise.
+        broken_after: Option<Nanos>,
+    },
+    /// A probe that ends with its exchange waits for an answer. May be said again and again, as it waits on.
+    ProbeWaits {
+        /// The row.
+        row: RowId,
+        /// Generation of its verdict.
+        generation: u32,
+        /// How long ago its request began, of which all is sent and acknowledged. Shorter waits than
+        /// [`PROBE_WAITS`](super::PROBE_WAITS) never matter.
+        waited: Nanos,
+        /// The destination has never answered anybody, or answers nobody an exchange like this one.
+        answers_nobody: bool,
         /// Sequence numbers of the row's last calls: connects, exchanges.
         last_seqs: [u64; 2],
     },

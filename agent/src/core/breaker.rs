@@ -52,6 +52,11 @@
 //!   [`SELDOM_GAP`] apart, each further call is a trial, for as long as they fail quickly and come no
 //!   faster. So a balancer sees the truth at each of its checks.
 //!
+//! *Probes that wait.* An exchange may rightly wait for as long as it likes, or never be answered at all
+//! ([`broken`]): where such ones were broken off, a probe that waits for longer than it would take to break it
+//! off is a good one, and begins the next round. Where nobody is ever answered, a probe that its program gives up
+//! says nothing.
+//!
 //! *Misleading redials.* A dial of the agent may be answered where connects of programs still fail
 //! (a firewall rule for their cgroup, a source address that the destination refuses). Then each dial
 //! would cost a program a connect, twice a second, and no cooldown would ever apply. So the breaker
@@ -96,6 +101,7 @@
 //! The verdict is written once for both, so it holds until the latest end there may be. Successes
 //! count on across rounds, else a destination that is called rarely would never close.
 
+mod broken;
 mod events;
 mod following;
 mod looks;
@@ -105,6 +111,7 @@ mod trials;
 
 use std::sync::Arc;
 
+use self::broken::Broken;
 use super::groups::Full;
 use super::rng::SplitMix64;
 use super::scope::Follows;
@@ -113,6 +120,9 @@ use super::{Action, BreakerSettings, Bypass, DialTarget, Nanos, Reason, RowId, S
 /// A refusing verdict outlives its cooldown, half-open round or manual state by this much: time for
 /// the agent to replace it, after which the kernel lets everything pass.
 pub const VERDICT_SLACK: Nanos = Nanos::from_secs(5);
+
+/// A probe that has waited for less says nothing yet ([`broken`]).
+pub const PROBE_WAITS: Nanos = Nanos::from_millis(1500);
 
 /// A half-open round in which no probe was heard of lasts this long (or a lease, if that is longer:
 /// a probe that was not heard of is given its time too). It bounds how long a slot stays blocked
@@ -232,6 +242,8 @@ pub(super) struct Breaker {
     floor_seqs: [u64; 2],
     /// and none that ended before this.
     floor_at: Nanos,
+    /// Exchanges that were broken off, or failed by silence, since it was last closed.
+    broken: Option<Box<Broken>>,
 }
 
 impl Breaker {
@@ -269,6 +281,7 @@ impl Breaker {
             last_seqs: [0; 2],
             floor_seqs: [0; 2],
             floor_at: Nanos::ZERO,
+            broken: None,
         }
     }
 }

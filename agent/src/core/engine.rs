@@ -150,6 +150,23 @@ impl Engine {
                     b.probe_ended(generation, outcome, last_seqs, step);
                 });
             }
+            Event::ExchangeFailed {
+                row,
+                at,
+                broken_after,
+            } => self.step(row, out, |b, _| b.exchange_failed(at, broken_after)),
+            Event::ProbeWaits {
+                row,
+                generation,
+                waited,
+                answers_nobody,
+                last_seqs,
+            } => {
+                self.claimed(row, generation, out);
+                self.step(row, out, |b, step| {
+                    b.probe_waits(generation, waited, answers_nobody, last_seqs, step);
+                });
+            }
             Event::Refused { row, refused } => {
                 self.step(row, out, |b, step| b.refused(refused, step));
             }

@@ -44,7 +44,7 @@ pub mod waits;
 pub mod window;
 
 pub use api::{Action, BreakerView, DialTarget, Event, Floor, ProbeOutcome, RowId, SharedProbe};
-pub use breaker::VERDICT_SLACK;
+pub use breaker::{PROBE_WAITS, VERDICT_SLACK};
 pub use correlated::{Correlated, Share, Traffic, Workload, is_loopback};
 pub use engine::Engine;
 pub use groups::{Endpoint, Full, GroupId, Membership, may_be_open};

@@ -37,4 +37,6 @@ pub struct Saved {
     pub floor_seqs: [u64; 2],
     /// nor do those that ended before this.
     pub floor_at: Nanos,
+    /// It opened because exchanges were broken off that had waited in health, at most for so long.
+    pub broken_after: Option<Nanos>,
 }

@@ -6,6 +6,7 @@
 
 mod actions;
 mod commands;
+mod probes;
 mod rows;
 
 use std::{
@@ -21,10 +22,7 @@ use std::{
 
 use agent_common::{
     Event as KernelEvent, EventKind,
-    event::{
-        EVENT_EXCHANGE, EVENT_QUIET, EVENT_REFUSED, EVENT_RETRY_LIMIT, EVENT_UNDER_WAY,
-        OUTCOME_ABANDONED, OUTCOME_ESTABLISHED, OUTCOME_LOCAL, OUTCOME_RESPONSE,
-    },
+    event::{EVENT_EXCHANGE, EVENT_QUIET, EVENT_REFUSED, EVENT_RETRY_LIMIT, EVENT_UNDER_WAY},
     verdict::{STATE_CLOSED, unpack_probe_slots},
 };
 use anyhow::{Context as _, Result};
@@ -42,8 +40,8 @@ use super::{
 use crate::{
     control::api::Cause,
     core::{
-        Action, Correlated, DialTarget, Engine, Event, Full, Nanos, ProbeOutcome, Reason, RowId,
-        State, WindowKind, Workload, refusing::Refusing,
+        Action, Correlated, DialTarget, Engine, Event, Full, Nanos, Reason, RowId, State,
+        WindowKind, Workload, refusing::Refusing,
     },
     kernel::{Table, clock, events},
     metrics::Reaction,
@@ -326,6 +324,9 @@ impl Worker {
         };
         match event.kind {
             EventKind::FAILURE => {
+                if event.seq == 0 || self.known(row) {
+                    self.exchange_failed(row, event);
+                }
                 if event.seq != 0 && self.known(row) {
                     self.calls(row, window_of(event));
                     self.perform(Some(event.at_ns));
@@ -336,21 +337,7 @@ impl Worker {
                 let generation = event.generation;
                 self.handle(Event::ProbeStarted { row, generation });
             }
-            EventKind::PROBE_ENDED if self.known(row) => {
-                let outcome = match event.outcome {
-                    OUTCOME_ESTABLISHED | OUTCOME_RESPONSE => ProbeOutcome::Success,
-                    OUTCOME_ABANDONED | OUTCOME_LOCAL => ProbeOutcome::Returned,
-                    _ => ProbeOutcome::Failure,
-                };
-                let last_seqs = self.table.last_seqs(row.index);
-                let generation = event.generation;
-                self.handle(Event::ProbeEnded {
-                    row,
-                    generation,
-                    outcome,
-                    last_seqs,
-                });
-            }
+            EventKind::PROBE_ENDED if self.known(row) => self.probe_ended(row, event),
             EventKind::ROW_CREATED => {
                 // One that the kernel has made with a manual state has a breaker from the start, and so
                 // has one that follows others.

@@ -129,6 +129,10 @@ impl Breaker {
         step: &mut Step<'_>,
     ) {
         self.note_seqs(last_seqs);
+        let outcome = match outcome {
+            ProbeOutcome::Unanswered if !self.says_nothing() => ProbeOutcome::Failure,
+            outcome => outcome,
+        };
         match (self.state, outcome) {
             (State::HalfOpen | State::Open, _) if generation != self.generation => {}
             (State::HalfOpen, ProbeOutcome::Success) => {
@@ -158,6 +162,8 @@ impl Breaker {
             }
             // Takes no slot, so it begins no lease.
             (State::HalfOpen, ProbeOutcome::Returned) => self.heard = step.now,
+            // It still has its slot.
+            (State::HalfOpen, ProbeOutcome::Unanswered) => self.begin_round(step),
             (State::Open, ProbeOutcome::Success) if self.tries() => {
                 self.half_open(false, step);
                 self.succeeded(last_seqs, step);
@@ -168,6 +174,10 @@ impl Breaker {
             (State::Open, ProbeOutcome::Failure) if self.tries() => {
                 self.used = 0;
                 self.seldom = 0;
+                self.set_verdict(step);
+            }
+            (State::Open, ProbeOutcome::Unanswered) if self.tries() => {
+                self.used = 0;
                 self.set_verdict(step);
             }
             // A trial that said nothing: its slot is free for the next one.

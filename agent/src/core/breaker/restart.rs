@@ -31,6 +31,7 @@ impl Breaker {
             outage_since: self.outage_since,
             floor_seqs: self.floor_seqs,
             floor_at: self.floor_at,
+            broken_after: self.broken_after(),
         }
     }
 
@@ -75,6 +76,7 @@ impl Breaker {
                 self.start_round(now);
             }
         }
+        self.restore_broken(now, saved.broken_after);
         self.set_verdict(step);
     }
 }

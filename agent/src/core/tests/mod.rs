@@ -1,5 +1,6 @@
 //! Tests of the core: a table of transitions, a reference model, a simulation, and odd numbers.
 
+mod broken;
 mod complaints;
 mod contract;
 mod correlated;
@@ -286,6 +287,13 @@ impl One {
     fn bring_to_by_exchanges(&mut self, state: State) {
         match state {
             State::Open | State::HalfOpen => {
+                // (By servers that close at once.)
+                let at = self.now;
+                self.handle(Event::ExchangeFailed {
+                    row: ROW,
+                    at,
+                    broken_after: Some(millis(1)),
+                });
                 self.exchange(5, How::Badly);
                 assert_eq!(self.state(), State::Open);
                 if state == State::HalfOpen {

@@ -305,6 +305,11 @@ impl ModelRow {
         now: Nanos,
     ) {
         self.highest_seqs = last_seqs;
+        let outcome = match outcome {
+            // Nothing is told here of exchanges that were broken off: what is not answered has failed.
+            ProbeOutcome::Unanswered => ProbeOutcome::Failure,
+            outcome => outcome,
+        };
         if self.tries() && generation == self.generation {
             match outcome {
                 ProbeOutcome::Returned => {}
@@ -312,7 +317,7 @@ impl ModelRow {
                     self.half_open(false, now);
                     self.success(now);
                 }
-                ProbeOutcome::Failure => {
+                ProbeOutcome::Failure | ProbeOutcome::Unanswered => {
                     let came_seldom = now - self.opened_or_tried >= millis(900);
                     if came_seldom && self.seldom_and_quick(now) {
                         self.let_one_try(now);
@@ -339,7 +344,7 @@ impl ModelRow {
                 self.successes_in_round += 1;
                 self.success(now);
             }
-            ProbeOutcome::Failure => {
+            ProbeOutcome::Failure | ProbeOutcome::Unanswered => {
                 let seldom = self.seldom_and_quick(now).then_some(self.far_apart);
                 self.open(now);
                 if let Some(far_apart) = seldom {

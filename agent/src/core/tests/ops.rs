@@ -177,6 +177,7 @@ pub(super) fn any_op() -> impl Strategy<Value = Op> {
         3 => Just(ProbeOutcome::Success),
         1 => Just(ProbeOutcome::Failure),
         1 => Just(ProbeOutcome::Returned),
+        1 => Just(ProbeOutcome::Unanswered),
     ];
     let late = || prop_oneof![5 => Just(0u32), 1 => Just(1u32)];
     let how = prop_oneof![

@@ -203,6 +203,7 @@ fn any_saved() -> impl Strategy<Value = Saved> {
             outage_since: t[5],
             floor_seqs: [a, b],
             floor_at: t[6],
+            broken_after: Some(t[5]).filter(|_| misled % 2 == 0),
         })
 }
 

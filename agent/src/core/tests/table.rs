@@ -22,6 +22,10 @@ enum Kind {
     ProbeFailed,
     ProbeFailedLate,
     ProbeReturned,
+    ProbeUnanswered,
+    ExchangeBroken,
+    ProbeWaits,
+    LastProbeWaits,
     DialAnswered,
     DialAnsweredAfterMisleading,
     DialAnsweredMuchLater,
@@ -59,7 +63,10 @@ fn kinds_of(event: &Event<'_>) -> &'static [Kind] {
             ProbeFailed,
             ProbeFailedLate,
             ProbeReturned,
+            ProbeUnanswered,
         ],
+        Event::ExchangeFailed { .. } => &[ExchangeBroken],
+        Event::ProbeWaits { .. } => &[ProbeWaits, LastProbeWaits],
         Event::DialEnded { .. } => &[
             DialAnswered,
             DialAnsweredAfterMisleading,
@@ -77,7 +84,7 @@ fn kinds_of(event: &Event<'_>) -> &'static [Kind] {
     }
 }
 
-const KINDS: [Kind; 29] = [
+const KINDS: [Kind; 33] = [
     ConfiguredAgain,
     ConfiguredOff,
     CallsHealthy,
@@ -93,6 +100,10 @@ const KINDS: [Kind; 29] = [
     ProbeFailed,
     ProbeFailedLate,
     ProbeReturned,
+    ProbeUnanswered,
+    ExchangeBroken,
+    ProbeWaits,
+    LastProbeWaits,
     DialAnswered,
     DialAnsweredAfterMisleading,
     DialAnsweredMuchLater,
@@ -124,6 +135,8 @@ fn next_opened_on_exchanges(kind: Kind) -> [Option<State>; State::ALL.len()] {
         DialAnswered     => [C,     O,    H,    FO,   FC],
         // A probe fails first.
         DialAnsweredAfterMisleading | DialAnsweredMuchLater => [C, O, O, FO, FC],
+        ProbeUnanswered  => [C,     O,    H,    FO,   FC],
+        LastProbeWaits   => [C,     O,    C,    FO,   FC],
         other            => next(other),
     }
 }
@@ -148,6 +161,11 @@ fn next(kind: Kind) -> [Option<State>; State::ALL.len()] {
         ProbeFailed      => [C,     O,    O,    FO,   FC],
         ProbeFailedLate  => [C,     O,    H,    FO,   FC],
         ProbeReturned    => [C,     O,    H,    FO,   FC],
+        // Nothing was broken off.
+        ProbeUnanswered  => [C,     O,    O,    FO,   FC],
+        ExchangeBroken   => [C,     O,    H,    FO,   FC],
+        ProbeWaits       => [C,     O,    H,    FO,   FC],
+        LastProbeWaits   => [C,     O,    H,    FO,   FC],
         DialAnswered     => [C,     H,    H,    FO,   FC],
         // A probe fails first, so that from HalfOpen the dial before it was misleading.
         DialAnsweredAfterMisleading => [C, H, O, FO, FC],
@@ -177,6 +195,18 @@ fn send(one: &mut One, kind: Kind) {
         last_seqs,
     };
     let until = one.now + secs(60);
+    let broken = |at| Event::ExchangeFailed {
+        row: ROW,
+        at,
+        broken_after: Some(secs(9)),
+    };
+    let waits = |generation: u32| Event::ProbeWaits {
+        row: ROW,
+        generation,
+        waited: secs(20),
+        answers_nobody: false,
+        last_seqs,
+    };
     let event = match kind {
         ConfiguredAgain | ConfiguredOff => Event::Configure {
             row: ROW,
@@ -218,6 +248,17 @@ fn send(one: &mut One, kind: Kind) {
         ProbeFailed => ended(generation, ProbeOutcome::Failure),
         ProbeFailedLate => ended(generation.wrapping_sub(1), ProbeOutcome::Failure),
         ProbeReturned => ended(generation, ProbeOutcome::Returned),
+        ProbeUnanswered => ended(generation, ProbeOutcome::Unanswered),
+        ExchangeBroken => broken(one.now),
+        ProbeWaits => {
+            one.handle(broken(one.now));
+            waits(generation)
+        }
+        LastProbeWaits => {
+            one.handle(broken(one.now));
+            one.handle(waits(generation));
+            waits(one.view().generation)
+        }
         DialAnswered | DialFailed => Event::DialEnded {
             target: target(1),
             success: kind == DialAnswered,

@@ -152,6 +152,8 @@ pub struct Breaker {
     pub outage_since_ns: u64,
     pub floor_seqs: [u64; 2],
     pub floor_at_ns: u64,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub broken_after_ns: Option<u64>,
 }
 
 impl From<&Saved> for Breaker {
@@ -170,6 +172,7 @@ impl From<&Saved> for Breaker {
             outage_since_ns: saved.outage_since.0,
             floor_seqs: saved.floor_seqs,
             floor_at_ns: saved.floor_at.0,
+            broken_after_ns: saved.broken_after.map(|lived| lived.0),
         }
     }
 }
@@ -213,6 +216,7 @@ impl From<&Breaker> for Saved {
             outage_since: Nanos(kept.outage_since_ns),
             floor_seqs: kept.floor_seqs,
             floor_at: Nanos(kept.floor_at_ns),
+            broken_after: kept.broken_after_ns.map(Nanos),
         }
     }
 }

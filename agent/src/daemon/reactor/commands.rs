@@ -11,7 +11,7 @@ use tokio::sync::oneshot;
 use super::{Notice, Worker};
 use crate::{
     core::{DialTarget, Endpoint, Event, Nanos, RowId, Saved, Traffic},
-    daemon::{plan::Plan, view::Views},
+    daemon::{plan::Plan, view::Views, waiting::ProbeWaits},
     kernel::clock,
     policy::OnOpen,
 };
@@ -46,6 +46,8 @@ pub enum Command {
         /// How many.
         connections: u64,
     },
+    /// A probe that ends with its exchange waits.
+    ProbeWaits(ProbeWaits),
     /// A redial ended.
     DialEnded(DialTarget, bool),
     /// What had traffic in the last minute; workloads by the ids of their control groups.
@@ -151,6 +153,7 @@ impl Worker {
                     let _ = reply.send(rows);
                 }
                 Command::Found(event) => self.event(&event),
+                Command::ProbeWaits(probe) => self.probe_waits(&probe),
                 Command::Drained {
                     row,
                     on_open,

@@ -9,6 +9,8 @@
 //! socket, another thread sets them ([`option`]), and an exchange that goes on behind them is ended.
 //! Where a policy ends connections when its breaker opens, a third one does that ([`drain`]).
 //!
+//! Probes of half-open breakers that go on waiting are told of ([`probes`]).
+//!
 //! A program that keeps its socket locked can hold the first one up. Then another one takes its place
 //! ([`held`]).
 
@@ -17,6 +19,7 @@ pub mod drain;
 mod held;
 mod hung;
 mod option;
+mod probes;
 mod still;
 mod timeouts;
 
@@ -53,6 +56,8 @@ use hung::HungWatch;
 use option::{Bounded, OptionThread};
 use still::StillWatch;
 use timeouts::Timeouts;
+
+pub use probes::ProbeWaits;
 
 /// How often is looked at most: with shorter timeouts, the first look may come too late.
 const SHORTEST_LOOK: Nanos = Nanos::from_millis(10);
@@ -251,6 +256,9 @@ fn run(mut shared: Shared, mut aborter: Aborter, orders: &mpsc::Receiver<Order>)
             hung.look(&shared, &owed, now, slept);
             timeouts.look(&shared, &owed, now, slept);
             still.look(&shared, &mut aborter, now, slept);
+            if !slept {
+                probes::look(&shared, &owed, &mut aborter, now);
+            }
             last = now;
         }
         if aborter.beat().is_replaced() {

@@ -22,6 +22,7 @@ fn full() -> Document {
         outage_since_ns: 1,
         floor_seqs: [4, 5],
         floor_at_ns: 6,
+        broken_after_ns: Some(8),
     };
     let calls = Calls {
         last: 9,
