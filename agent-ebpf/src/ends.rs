@@ -249,7 +249,8 @@ pub unsafe fn closing(stamp: *mut Stamp, now: u64, change: &Change) -> bool {
         let is_farewell = outcome == OUTCOME_CLOSED_EARLY
             && (*stamp).protocol == PROTOCOL_SSH
             && number > SSH_BEGINS_WITHIN;
-        let outcome = if is_farewell {
+        let is_taken = half_closed && outcome == OUTCOME_CLOSED_EARLY && is_message(stamp, word);
+        let outcome = if is_farewell || is_taken {
             OUTCOME_ABANDONED
         } else {
             outcome
@@ -318,6 +319,19 @@ pub unsafe fn is_one_way(row: *mut Row, request: u64) -> bool {
     unsafe { (*row).responses == 0 && kind_of_request(request) != KIND_HANDSHAKE }
 }
 
+/// Whether an exchange may be a message for which the end of the connection is all the answer there is. A server
+/// that closes in order behind the end of what it was sent has read all of that: the kernel resets otherwise
+/// (net/ipv4/tcp.c, `__tcp_close`).
+///
+/// # Safety
+/// As [`closing`]; `request` is the exchange's word.
+#[inline(always)]
+unsafe fn is_message(stamp: *mut Stamp, request: u64) -> bool {
+    // SAFETY: by the caller, map memory.
+    kind_of_request(request) == KIND_REQUEST
+        && unsafe { unanswered::may_be((*stamp).protocol, (*stamp).tls_stage) }
+}
+
 /// Whether nobody waits for the answer to this exchange, for connections of the row usually end like this
 /// ([`unanswered`]).
 ///
@@ -328,8 +342,7 @@ pub unsafe fn is_usual(stamp: *mut Stamp, row: *mut Row, request: u64) -> bool {
     let (number, _) = unpack_request(request);
     // SAFETY: by the caller, map memory.
     unsafe {
-        unanswered::may_be((*stamp).protocol, (*stamp).tls_stage)
-            && kind_of_request(request) == KIND_REQUEST
+        is_message(stamp, request)
             && unanswered::is_usual(
                 (&raw const (*row).unanswered).read_volatile(),
                 number,
@@ -375,10 +388,7 @@ unsafe fn learn(stamp: *mut Stamp, row: *mut Row, request: u64) {
     // SAFETY: by the caller, map memory.
     unsafe {
         let verdict = Verdict::unpack(atomics::load(&raw const (*row).verdict));
-        if verdict.state == STATE_CLOSED
-            && unanswered::may_be((*stamp).protocol, (*stamp).tls_stage)
-            && kind_of_request(request) == KIND_REQUEST
-        {
+        if verdict.state == STATE_CLOSED && is_message(stamp, request) {
             let (number, _) = unpack_request(request);
             let word = &raw mut (*row).unanswered;
             word.write_volatile(unanswered::given_up(word.read_volatile(), number));
