@@ -10,7 +10,7 @@ use agent_common::{
     retry::{ENDED_UNANSWERED, ENDED_WELL},
     row::FAIL_LISTED,
     stamp::{
-        KIND_HANDSHAKE, KIND_REQUEST, PROTOCOL_SSH, STAMP_HALF_CLOSED, STAMP_PROBE,
+        KIND_HANDSHAKE, KIND_REQUEST, KIND_WAIT, PROTOCOL_SSH, STAMP_HALF_CLOSED, STAMP_PROBE,
         STAMP_PROBE_BY_EXCHANGE, STAMP_WOULD, kind_of_request, unpack_request,
     },
     unanswered,
@@ -43,6 +43,8 @@ const SSH_BEGINS_WITHIN: u32 = 3;
 const SAYS_FAILED: u64 = 1;
 /// The answer asks for fewer calls.
 const SAYS_THROTTLED: u64 = 2;
+/// The request was one that waits by right: when its answer came says nothing.
+const SAYS_WAITED: u64 = 4;
 
 /// What an answer says, by its number and its status line: [`Answered::says`].
 #[inline(always)]
@@ -55,6 +57,12 @@ pub fn says(answer: u32, line: u64) -> u64 {
         0
     };
     line | hidden64(failed | throttled)
+}
+
+/// What the kind of the exchange adds to what its answer says.
+#[inline(always)]
+pub fn waited(kind: u64) -> u64 {
+    hidden64(if kind == KIND_WAIT { SAYS_WAITED } else { 0 })
 }
 
 /// Whether an answer that says this is a failure for the policy of a row.
@@ -101,7 +109,7 @@ pub struct Answered {
     pub us: u64,
     /// What the agent has counted the exchange as.
     pub counted: u64,
-    /// What it says ([`says`]): its status line, [`SAYS_FAILED`], [`SAYS_THROTTLED`].
+    /// What it says ([`says`]): its status line, [`SAYS_FAILED`], [`SAYS_THROTTLED`]; and [`waited`].
     pub says: u64,
 }
 
@@ -121,12 +129,15 @@ pub unsafe fn answered(stamp: *mut Stamp, row: *mut Row, answered: Answered) {
     unsafe {
         atomics::add(&raw mut (*row).responses, 1);
         (*row).last_answer_ns = now;
-        atomics::add(&raw mut (*row).response_latency_sum_us, us);
-        outcome::longest(&raw mut (*row).response_latency_max_us, us);
-        outcome::bucket((*row).response_histogram, us);
+        let waited = says & SAYS_WAITED != 0;
+        if !waited {
+            atomics::add(&raw mut (*row).response_latency_sum_us, us);
+            outcome::longest(&raw mut (*row).response_latency_max_us, us);
+            outcome::bucket((*row).response_histogram, us);
+        }
         let slow_us = u64::from((*row).settings.slow_call_us);
         let is_failed = fails(row, says);
-        let is_slow = !is_failed && slow_us != 0 && us > slow_us;
+        let is_slow = !is_failed && !waited && slow_us != 0 && us > slow_us;
         if says & SAYS_THROTTLED != 0 {
             atomics::add32(&raw mut (*row).throttled, 1);
         }
@@ -413,7 +424,7 @@ unsafe fn ended_well(stamp: *mut Stamp) {
 }
 
 /// What it means that the program closes before the answer. (Nobody has waited for the answer to a request
-/// that is not finished.)
+/// that is not finished, and what waits by right is not late.)
 ///
 /// # Safety
 /// As [`closing`].
@@ -423,8 +434,11 @@ pub unsafe fn given_up(stamp: *mut Stamp, us: u64, exiting: bool) -> u32 {
     let limit =
         unsafe { outcome::row_of(stamp).map_or(0, |row| (*row).settings.exchange_gave_up_ms) };
     // SAFETY: by the caller.
-    let is_sent = || unsafe { !request::is_unfinished(stamp) };
-    if !exiting && limit != 0 && us >= u64::from(limit) * 1000 && is_sent() {
+    let is_owed = || unsafe {
+        kind_of_request((&raw const (*stamp).request).read_volatile()) != KIND_WAIT
+            && !request::is_unfinished(stamp)
+    };
+    if !exiting && limit != 0 && us >= u64::from(limit) * 1000 && is_owed() {
         OUTCOME_GAVE_UP
     } else {
         OUTCOME_ABANDONED
