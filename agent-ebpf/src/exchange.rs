@@ -251,6 +251,7 @@ unsafe fn out(ctx: &SkBuffContext, stamp: *mut Stamp, segment: Segment, verdict:
                 }
             }
         }
+        let kind = hidden64(kind);
         let now = bpf_ktime_get_ns();
         if turns {
             // Its begin is counted; from here on it is another one.
