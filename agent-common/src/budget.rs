@@ -10,7 +10,7 @@
 //! One word changes hands when several CPUs decide at once: the number of tokens spent, by an addition
 //! that is taken back when it was too much. A CPU that is interrupted between reading the clock and
 //! adding may decide by the epoch before; each CPU can do that once, hence "never over by more than
-//! one token per CPU".
+//! one token per CPU". What turns out to be no retry gives its token back ([`give_back`]).
 
 /// Epochs whose begin is remembered: those of the window and the one under way.
 pub const SLOTS: usize = 8;
@@ -190,6 +190,21 @@ pub fn take(cells: &mut impl Cells, epoch: u64, budget: Budget) -> bool {
     false
 }
 
+/// Gives a token back that was taken in this epoch, for what has turned out to be no retry. True if it was: then
+/// all is as if it had never been taken, and what it was taken for had been another attempt from the start.
+///
+/// Only while the epoch is under way, for what later ones began with would have to be changed as well; else the
+/// token stays spent. (A CPU that is interrupted between looking and giving back may leave one token too many to
+/// the window that begins with the next epoch: as above.)
+#[inline(always)]
+pub fn give_back(cells: &mut impl Cells, epoch: u64) -> bool {
+    if cells.epoch() != epoch {
+        return false;
+    }
+    cells.add_spent(u64::MAX);
+    true
+}
+
 /// Tokens that are left; `None`: there is no budget.
 pub fn left(cells: &impl Counts, epoch: u64, budget: Budget) -> Option<u64> {
     if budget.share_ppm == NO_BUDGET {
@@ -245,6 +260,49 @@ mod tests {
         }
         fn add_spent(&mut self, amount: u64) -> u64 {
             self.spent.fetch_add(amount, Ordering::SeqCst)
+        }
+    }
+
+    /// All attempts are counted, and those that have cost a token are no first ones, as in a row.
+    struct Calls<'a>(&'a Words);
+
+    impl Counts for Calls<'_> {
+        fn epoch(&self) -> u64 {
+            self.0.epoch()
+        }
+        fn begin(&self, slot: usize) -> u64 {
+            self.0.begin(slot)
+        }
+        fn attempts(&self) -> u64 {
+            calls(self.0.attempts(), self.0.spent(), 0)
+        }
+        fn spent(&self) -> u64 {
+            self.0.spent()
+        }
+    }
+
+    impl Cells for Calls<'_> {
+        fn advance(&mut self, from: u64, to: u64) -> bool {
+            self.0.advance(from, to)
+        }
+        fn set_begin(&mut self, slot: usize, counts: u64) {
+            self.0.set_begin(slot, counts);
+        }
+        fn add_spent(&mut self, amount: u64) -> u64 {
+            self.0.add_spent(amount)
+        }
+    }
+
+    impl Words {
+        fn all(&self) -> (u64, Vec<u64>, u64, u64) {
+            let load = |word: &AtomicU64| word.load(Ordering::SeqCst);
+            let begins = self.begins.iter().map(load).collect();
+            (
+                load(&self.epoch),
+                begins,
+                load(&self.attempts),
+                load(&self.spent),
+            )
         }
     }
 
@@ -345,6 +403,58 @@ mod tests {
             }
         }
 
+        /// Beside a row that knows from the start which dials are no retries: one that takes them for some, and gives
+        /// their tokens back later, never allows more, and allows the same once all were given back in time.
+        #[test]
+        fn what_is_given_back_was_never_taken(
+            window_ms in 1_000_u64..60_000,
+            share_ppm in 0_u32..=WHOLE_PPM,
+            floor in 0_u32..20,
+            // Of each step: a pause, fresh calls, dials that seem to be retries and whether they are, tokens to give
+            // back then.
+            steps in prop::collection::vec(
+                (0_u64..2_000, 0_u64..20, prop::collection::vec(any::<bool>(), 0..6), 0_usize..8),
+                1..150,
+            ),
+        ) {
+            let scale = epoch_scale(window_ms * MS);
+            let budget = Budget { share_ppm, floor };
+            let (ours, knowing) = (Words::default(), Words::default());
+            let mut now = 1_000_000;
+            let mut owed = Vec::new();
+            let mut lost = false;
+            for (pause_ms, fresh, dials, backs) in steps {
+                now += pause_ms;
+                let entered = epoch(now * MS, scale);
+                for words in [&ours, &knowing] {
+                    enter(&mut Calls(words), entered);
+                    words.attempts.fetch_add(fresh, Ordering::SeqCst);
+                }
+                for is_retry in dials {
+                    if !take(&mut Calls(&ours), entered, budget) {
+                        continue;
+                    }
+                    if is_retry {
+                        prop_assert!(take(&mut Calls(&knowing), entered, budget));
+                    } else {
+                        owed.push(entered);
+                    }
+                    for words in [&ours, &knowing] {
+                        words.attempts.fetch_add(1, Ordering::SeqCst);
+                    }
+                }
+                for _ in 0..backs {
+                    let Some(of) = owed.pop() else { break };
+                    lost |= !give_back(&mut Calls(&ours), of);
+                }
+                let left = |words| left(&Calls(words), entered, budget);
+                prop_assert!(left(&ours) <= left(&knowing));
+                if owed.is_empty() && !lost {
+                    prop_assert_eq!(ours.all(), knowing.all());
+                }
+            }
+        }
+
         /// Whatever the words hold, nothing panics, and no token comes from nowhere.
         #[test]
         fn any_words_are_bearable(
@@ -361,6 +471,71 @@ mod tests {
             enter(&mut &words, now);
             prop_assert!(!take(&mut &words, now, budget));
             prop_assert_eq!(left(&&words, now, budget), Some(0));
+        }
+    }
+
+    /// Interrupted between looking and giving back, while another CPU enters the next epoch.
+    #[test]
+    fn a_token_given_back_too_late_is_one_too_many_at_most() {
+        let scale = epoch_scale(1_000 * MS);
+        let budget = Budget {
+            share_ppm: WHOLE_PPM,
+            floor: 5,
+        };
+        let first = epoch(5_000 * MS, scale);
+        let (raced, knowing) = (Words::default(), Words::default());
+        for words in [&raced, &knowing] {
+            enter(&mut Calls(words), first);
+            words.attempts.store(20, Ordering::SeqCst);
+        }
+        assert!(take(&mut Calls(&raced), first, budget));
+        enter(&mut Calls(&raced), first + 1);
+        enter(&mut Calls(&knowing), first + 1);
+        Calls(&raced).add_spent(u64::MAX);
+        for later in 1..20 {
+            for words in [&raced, &knowing] {
+                enter(&mut Calls(words), first + later);
+            }
+            let left = |words| left(&Calls(words), first + later, budget).expect("a budget");
+            assert!(left(&raced) <= left(&knowing) + 1, "{later}");
+        }
+    }
+
+    #[test]
+    fn cpus_at_once_that_give_back_take_no_more_than_one_each_too_many() {
+        const THREADS: u64 = 8;
+        let scale = epoch_scale(1_000 * MS);
+        let budget = Budget {
+            share_ppm: 100_000,
+            floor: 5,
+        };
+        for round in 0..50_u64 {
+            let words = Words::default();
+            let first = epoch((5_000 + round) * MS, scale);
+            words.epoch.store(first, Ordering::SeqCst);
+            words.attempts.store(1_000, Ordering::SeqCst);
+            let work = || {
+                let mut kept = 0_u64;
+                for step in 0..400 {
+                    let now = first + u64::from(step >= 200);
+                    enter(&mut &words, now);
+                    if take(&mut &words, now, budget) {
+                        let is_none = step % 3 == 0;
+                        kept += u64::from(!is_none || !give_back(&mut &words, now));
+                    }
+                }
+                kept
+            };
+            let kept: u64 = thread::scope(|scope| {
+                let threads: Vec<_> = (0..THREADS).map(|_| scope.spawn(work)).collect();
+                threads.into_iter().map(|t| t.join().expect("counts")).sum()
+            });
+            assert_eq!(words.spent.load(Ordering::SeqCst), kept);
+            assert!(kept <= 100 + THREADS, "{kept}");
+            // What was given back is there.
+            let rest = (0..200).filter(|_| take(&mut &words, first + 1, budget));
+            let all = kept + rest.count() as u64;
+            assert!((100..=100 + THREADS).contains(&all), "{all}");
         }
     }
 

@@ -57,10 +57,8 @@ pub struct Counters {
     pub adopted: u64,
     /// Connects whose SYN is held now.
     pub held: u64,
-    /// Connects whose SYN was held, and that have not ended yet. While 0, no SYN is looked at.
-    pub delayed: u64,
     /// Zero.
-    pub reserved: u64,
+    pub reserved: [u64; 2],
 }
 
 layout!(Counters, size 64, lost_events at 0, rows_created at 24);
@@ -102,9 +100,23 @@ pub struct Offsets {
     pub error_of_packet: u32,
     /// `bpf_sock_ops_cb_flags` in `struct tcp_sock`, a byte.
     pub callbacks: u32,
+    /// `pid` in `struct task_struct`: the thread.
+    pub task_pid: u32,
+    /// `tgid` in `struct task_struct`: the process.
+    pub task_tgid: u32,
+    /// `comm` in `struct task_struct`.
+    pub task_comm: u32,
+    /// `cgroups` in `struct task_struct`.
+    pub task_cgroups: u32,
+    /// `dfl_cgrp` in `struct css_set`: the control group of version 2.
+    pub default_cgroup: u32,
+    /// `kn` in `struct cgroup`.
+    pub cgroup_node: u32,
+    /// `id` in `struct kernfs_node`.
+    pub node_id: u32,
 }
 
-layout!(Offsets, size 60, sock_err at 0, task_flags at 20, user_timeout at 24, received at 32);
+layout!(Offsets, size 88, sock_err at 0, task_flags at 20, user_timeout at 24, received at 32);
 
 /// Marks an [`Offsets`] field as not found.
 pub const NO_OFFSET: u32 = u32::MAX;

@@ -55,9 +55,9 @@ impl EventKind {
     /// Connects are being refused (at most one event a second and row).
     pub const REJECTED: u32 = 5;
     /// A request that is not idempotent was repeated: `outcome` is its method ([`crate::method::method`]),
-    /// `seq` the socket's cookie, `timeout_ms` the number of the exchange before it. With [`EVENT_REFUSED`]
-    /// its connection is to be ended, while that exchange is the last. Else at most one event a second and
-    /// row.
+    /// `seq` the socket's cookie, `timeout_ms` the number of the last exchange: the one before it, or its own
+    /// ([`EVENT_UNDER_WAY`]). With [`EVENT_REFUSED`] its connection is to be ended, while that exchange is the
+    /// last. Else at most one event a second, row, method and fate.
     pub const REPEATED: u32 = 6;
     /// Connects are being held (at most one event a second and row).
     pub const HELD: u32 = 7;
@@ -86,6 +86,9 @@ pub const EVENT_HELD_SPIN: u32 = 1 << 9;
 pub const EVENT_REFUSED: u32 = 1 << 8;
 /// In a `REPEATED` event: nothing that is to be told; another one has.
 pub const EVENT_QUIET: u32 = 1 << 9;
+/// In a `REPEATED` event with [`EVENT_REFUSED`]: what has not left is the end of the request. The exchange is under
+/// way.
+pub const EVENT_UNDER_WAY: u32 = 1 << 10;
 
 /// Established.
 pub const OUTCOME_ESTABLISHED: u32 = 1;

@@ -38,6 +38,7 @@ pub mod tls;
 pub mod tried;
 pub mod unanswered;
 pub mod verdict;
+pub mod whole;
 pub mod window;
 
 pub use adopt::AdoptOffsets;

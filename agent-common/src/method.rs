@@ -6,11 +6,7 @@
 
 use bytemuck::{Pod, Zeroable};
 
-use crate::{
-    http::Search,
-    layout,
-    request::{self, SENDS_LENGTH, Value},
-};
+use crate::layout;
 
 /// What is remembered of the requests of a connection. Approximate on purpose: two connections may share a
 /// place, and then the later one has it. Written by the connect hook, then by the egress hook.
@@ -190,13 +186,6 @@ pub const fn piece(index: u32, length: u32) -> u32 {
     } else {
         at
     }
-}
-
-/// Whether a request, whose head was searched, certainly ends with these bytes: they have all of a body whose
-/// length it tells, which may be 0.
-#[inline(always)]
-pub fn is_whole(search: &Search, value: &Value, payload: u32) -> bool {
-    request::end(search, value) == (SENDS_LENGTH, u64::from(payload))
 }
 
 /// What is known of a process: whether it repeats its requests.
@@ -397,41 +386,6 @@ mod tests {
                 covered = covered.max(at + FIRST as u32 * u32::from(at != 0));
             }
             assert_eq!(covered, length.max(FIRST as u32));
-        }
-    }
-
-    #[test]
-    fn whole_is_what_ends_where_it_says() {
-        let whole = |request: &str| {
-            let bytes = request.as_bytes();
-            let word = |index: u32| {
-                let at = index as usize * 8;
-                let mut word = [0; 8];
-                for (to, from) in word.iter_mut().zip(bytes.iter().skip(at)) {
-                    *to = *from;
-                }
-                u64::from_le_bytes(word)
-            };
-            let mut search = Search::new(bytes.len() as u32);
-            while !search.step(word) {}
-            let mut value = Value::of(&search);
-            while !value.step(word) {}
-            is_whole(&search, &value, bytes.len() as u32)
-        };
-        for (rest, expected) in [
-            ("Content-Length: 2\r\n\r\n{}", true),
-            ("Content-Length: 2\r\n\r\n{", false),
-            ("Content-Length: 2\r\n\r\n", false),
-            ("Content-Length: 2\r\n\r\n{}POST", false),
-            ("Content-Length: 0\r\n\r\n", true),
-            ("\r\n", false),
-            ("\r\nPOST /b HTTP/1.1\r\n\r\n", false),
-            ("A: b\r\n", false),
-            ("Content-Length: 2\r\nContent-Length: 2\r\n\r\n{}", false),
-            ("Transfer-Encoding: chunked\r\n\r\n0\r\n\r\n", false),
-        ] {
-            let request = std::format!("POST /a HTTP/1.1\r\nHost: b\r\n{rest}");
-            assert_eq!(whole(&request), expected, "{request}");
         }
     }
 

@@ -38,6 +38,11 @@ pub const HAS_BODY: u32 = 1 << 12;
 /// The request is for somebody behind a proxy: a status in the answer need not speak of the proxy.
 pub const ELSEWHERE: u32 = 1 << 15;
 
+/// The request under way, or last answered, is compared byte for byte ([`crate::whole`]).
+pub const COMPARED: u32 = 1 << 13;
+/// Beside [`COMPARED`]: its last packet was dropped, and has not left.
+pub const REFUSED: u32 = 1 << 14;
+
 /// Sequence numbers tell what is before what only within 2 GiB, so a longer request is followed in laps of
 /// so many bytes. Their number lies in `Stamp::tls_stage`.
 pub const LAP: u64 = 1 << 30;

@@ -9,6 +9,7 @@ use bytemuck::{Pod, Zeroable};
 use crate::{
     budget::{Budget, Counts, SLOTS},
     layout,
+    method::METHODS,
 };
 
 /// What a policy says about retries. Written by the agent, by index of the policy.
@@ -82,34 +83,104 @@ pub struct Retries {
     pub held_spin: u32,
     /// Retries refused because the deadline of their operation had passed.
     pub rejected_deadline: u32,
-    /// Retries that passed, by what they were of their operation: its second attempt, its third, its
-    /// fourth, a later one.
+    /// Retries that dialled, by what they were of their operation: its second attempt, its third, its
+    /// fourth, a later one. Each is counted once it is known to be one: with its first request, or at its end.
     pub nth: [u32; NTH],
     /// As `rejected_deadline`, where observe mode let them pass.
     pub would_deadline: u32,
-    /// Requests repeated that are not idempotent ([`crate::method`]), of any fate.
-    pub non_idempotent: u32,
-    /// Those of them that were refused.
-    pub refused: u32,
-    /// As `refused`, where observe mode let them pass.
-    pub would_refuse: u32,
+    /// Requests repeated that are not idempotent, by fate and method ([`repeated_place`]).
+    pub repeated: [u32; FATES * METHODS.len()],
     /// Requests repeated on the connection on which they had failed, as `nth`.
     pub live: [u32; NTH],
-    /// When an event last told of a request that is not idempotent ([`tick`]); 0: none did.
+    /// In which second events have told of such requests, and of which of them ([`told`]); 0: none did.
     pub told: u32,
     /// Attempts of the row when the second began ([`is_new_second`]); wraps.
     pub second: u32,
+    /// When one was last let pass beyond its limit, or the first was refused ([`tick`]); 0: never
+    /// ([`trial`]).
+    pub trial: u32,
+    _pad: u32,
 }
 
 /// Entries of [`Retries::nth`].
 pub const NTH: usize = 4;
 
-layout!(Retries, size 168, begins at 0, epoch at 64, rejected_budget at 80, nth at 112, live at 144);
+layout!(
+    Retries, size 200,
+    begins at 0, epoch at 64, rejected_budget at 80, nth at 112, repeated at 132, live at 168, trial at 192,
+);
+
+/// What becomes of an attempt beyond the limit, of an operation whose exchange has failed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Trial {
+    /// It is refused.
+    No,
+    /// It is refused, and the time until the first trial begins.
+    Begins,
+    /// It is let pass, to find out whether the destination answers again.
+    Passes,
+}
+
+/// Of those that the limit refuses one passes each quarter of the window: the agent's own dials do not tell whether
+/// the destination answers, and there may be nobody else who asks. `last` is [`Retries::trial`].
+#[inline(always)]
+pub const fn trial(last: u32, now: u32, window_ns: u64) -> Trial {
+    let window = tick(window_ns);
+    let age = now.wrapping_sub(last);
+    if last == 0 || age > window {
+        Trial::Begins
+    } else if age >= window / 4 {
+        Trial::Passes
+    } else {
+        Trial::No
+    }
+}
+
+/// Fates of a request that is not idempotent and is repeated.
+pub const FATES: usize = 3;
+/// It passed.
+pub const FATE_PASSED: u32 = 0;
+/// It was refused.
+pub const FATE_REFUSED: u32 = 1;
+/// It would have been refused, but for observe mode.
+pub const FATE_WOULD: u32 = 2;
+
+/// What [`Retries::told`] becomes when an event tells of one of these ([`repeated_place`]) in the second (of 1.07 s)
+/// that has this [`tick`]; `None` if one has told of its like in it.
+#[inline(always)]
+pub const fn told(before: u32, place: u32, tick: u32) -> Option<u32> {
+    const PLACES: u32 = (FATES * METHODS.len()) as u32;
+    let second = tick >> 10 << PLACES;
+    let bit = 1 << (place & 15);
+    if before >> PLACES << PLACES != second {
+        Some(second | bit)
+    } else if before & bit == 0 {
+        Some(before | bit)
+    } else {
+        None
+    }
+}
+
+/// The entry of [`Retries::repeated`] of a fate and a method ([`crate::method::method`], not 0).
+#[inline(always)]
+pub const fn repeated_place(fate: u32, method: u32) -> usize {
+    let fate = if fate > FATE_WOULD { FATE_WOULD } else { fate } as usize;
+    let method = method.saturating_sub(1) as usize;
+    let most = METHODS.len() - 1;
+    fate * METHODS.len() + if method > most { most } else { method }
+}
 
 impl Retries {
-    /// Retries that passed.
+    /// Retries that dialled.
     pub fn total(&self) -> u64 {
         self.nth.iter().map(|&n| u64::from(n)).sum()
+    }
+
+    /// Requests repeated that are not idempotent, of one fate.
+    pub fn repeated(&self, fate: u32) -> u64 {
+        let begin = repeated_place(fate, 1);
+        let all = &self.repeated[begin..begin + METHODS.len()];
+        all.iter().map(|&n| u64::from(n)).sum()
     }
 
     /// Retries on connections that existed.
@@ -208,9 +279,57 @@ pub struct Task {
     /// Print of the request that has failed and that it may repeat, or [`crate::method::SOME`]; 0: none was
     /// sent, or it is not known.
     pub failed: u32,
+    /// When it last connected ([`beat`]).
+    pub dialled: u32,
+    /// How far apart its connects are.
+    pub rhythm: Rhythm,
 }
 
-layout!(Task, size 64, owner at 0, operation at 16, ended at 28, open at 48, refusals at 56);
+layout!(Task, size 72, owner at 0, operation at 16, ended at 28, open at 48, rhythm at 68);
+
+/// A time as a rhythm knows it: units of 2^16 ns (66 us). Wraps after 281 s.
+#[inline(always)]
+pub const fn beat(now_ns: u64) -> u32 {
+    (now_ns >> 16) as u32
+}
+
+/// Whether a task calls by the clock: a scrape each 15 s, a poll each 100 ms. Such a one does not call again sooner
+/// because a call has failed; but where failing takes its time, the pause after it is shorter than after good calls.
+///
+/// The usual distance between two connects of which the first went well, in [`beat`]s, without its lowest bit: that
+/// says whether the last one was as long. 0: not known.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Pod, Zeroable)]
+#[repr(transparent)]
+pub struct Rhythm(pub u32);
+
+impl Rhythm {
+    /// The next connect comes so long after one that went well.
+    #[inline(always)]
+    #[must_use]
+    pub const fn with_next(self, distance: u32) -> Self {
+        if self.is_near(distance) {
+            Self(distance | 1)
+        } else if self.0 & 1 != 0 {
+            // (One that comes late on a busy machine is no other rhythm yet.)
+            Self(self.0 & !1)
+        } else {
+            Self(distance & !1)
+        }
+    }
+
+    /// Whether a connect that comes so long after one that failed comes when it would have come in any case.
+    #[inline(always)]
+    pub const fn keeps(self, distance: u32) -> bool {
+        self.0 & 1 != 0 && self.is_near(distance)
+    }
+
+    /// Within an eighth.
+    #[inline(always)]
+    const fn is_near(self, distance: u32) -> bool {
+        let usual = self.0 & !1;
+        usual != 0 && distance.abs_diff(usual) <= usual >> 3
+    }
+}
 
 /// So many calls are refused by the budget for one failure. Who goes on is no program that retries a few
 /// times: it takes up other work at once when some fails, and would lose all of it.
@@ -388,12 +507,64 @@ mod tests {
             prop_assert!(!is_to_come(now, now));
         }
 
+        /// A clock that is a few percent off is one; what comes much sooner is not.
+        #[test]
+        fn a_clock_is_known(period_ms in 5_u64..100_000, off in -100_i64..100, sooner in 1_u64..80) {
+            let beats = |thousandths: u64| beat(period_ms * 1_000 * thousandths);
+            let rhythm = Rhythm::default().with_next(beats(1_000)).with_next(beats(1_000));
+            prop_assert!(rhythm.keeps(beats((1_000 + off).unsigned_abs())), "{:?}", rhythm);
+            let sooner = beats(10 * sooner);
+            prop_assert!(!rhythm.keeps(sooner));
+            prop_assert!(!Rhythm::default().with_next(beats(1_000)).keeps(beats(1_000)), "seen once");
+            let uneven = rhythm.with_next(sooner);
+            prop_assert!(!uneven.keeps(sooner) && !uneven.keeps(beats(1_000)));
+            prop_assert!(uneven.with_next(beats(1_000)).keeps(beats(1_000)), "one that was late");
+        }
+
+        /// However often it is asked: at most four pass in a window, and none comes later than a quarter and the
+        /// time between two calls.
+        #[test]
+        fn trials_are_rare_and_come(begin in 1_u64..1 << 40, window_s in 1_u64..600, step_ms in 1_u64..2_000) {
+            let window_ns = window_s * 1_000_000_000;
+            let step_ns = (step_ms * 1_000_000).min(window_ns / 4);
+            let (mut last, mut passed, mut now, mut passed_at) = (0, 0, begin, begin);
+            while now < begin + window_ns {
+                match trial(last, tick(now) | 1, window_ns) {
+                    Trial::No => {}
+                    Trial::Begins => {
+                        prop_assert_eq!(now, begin);
+                        last = tick(now) | 1;
+                    }
+                    Trial::Passes => {
+                        passed += 1;
+                        passed_at = now;
+                        last = tick(now) | 1;
+                    }
+                }
+                prop_assert!(now - passed_at <= window_ns / 4 + step_ns + 4_000_000);
+                now += step_ns;
+            }
+            prop_assert!(passed <= 4, "{}", passed);
+        }
+
         /// Waits that grow as those of most programs do are one operation's.
         #[test]
         fn growing_waits_are_soon(wait_ms in 1_u64..1_000, factor in 1_u64..10, n in 1_u32..5) {
             let wait = |n| wait_ms * factor.pow(n) * 1_000_000;
             prop_assert!(is_in_time(wait(n), pause(wait(n - 1))) || wait(n - 1) >= 1 << 32);
         }
+    }
+
+    #[test]
+    fn each_like_is_told_once_a_second() {
+        let now = tick(77_000_000_000);
+        let first = told(0, 0, now).expect("none was told");
+        assert_eq!(told(first, 0, now), None);
+        let second = told(first, 8, now + 1).expect("another");
+        assert_eq!(told(second, 8, now + 1), None);
+        assert_eq!(told(second, 0, now + 1), None);
+        let next = told(second, 0, now + 1024).expect("a second later");
+        assert!(told(next, 8, now + 1024).is_some());
     }
 
     #[test]

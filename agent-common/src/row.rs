@@ -164,13 +164,19 @@ pub struct Row {
     /// Connections on which session tickets of TLS 1.3 were seen.
     pub ticket_connections: u32,
 
-    // --- exchanges: written by the kernel with every one
-    /// Exchanges begun.
-    pub requests: u64,
+    // --- exchanges: written by the kernel with every one that ends. That they begin is counted in the next
+    // --- line: both hooks of a connection may run on two CPUs, and a line that both write goes to and fro
+    /// Entries of `COUNTED` for exchanges of this row: the agent adds, whoever takes one subtracts.
+    /// While 0, no end is looked up there.
+    pub counted_open: u32,
+    /// Operations ended by their deadline, of exchanges that were not counted as hung before. Not in
+    /// any window. Written by the agent.
+    pub exchange_deadline: u32,
     /// Exchanges answered, with whatever status.
     pub responses: u64,
-    /// Exchanges begun and not ended.
-    pub exchanges_in_flight: u64,
+    /// Exchanges that ended without an answer, and parts of TLS handshakes that ended: see
+    /// [`Row::exchanges_in_flight`].
+    pub ended_otherwise: u64,
     /// Calls in the window of exchanges so far.
     pub exchange_calls: u64,
     /// Failed calls among them.
@@ -181,6 +187,10 @@ pub struct Row {
     pub response_latency_max_us: u64,
     /// When the last answer began (CLOCK_MONOTONIC, ns); 0: none yet.
     pub last_answer_ns: u64,
+
+    // --- exchanges: written by the kernel with every one that begins
+    /// Exchanges begun; parts of a TLS handshake are not counted here.
+    pub requests: u64,
 
     // --- exchanges: written by the kernel when one fails
     /// Reset while an answer was owed.
@@ -197,8 +207,6 @@ pub struct Row {
     pub stale: u64,
     /// Exchanges that the program gave up before an answer; not failures.
     pub exchange_abandoned: u64,
-    /// Answers slower than the policy's `slow_call`.
-    pub slow_calls: u64,
 
     // --- exchanges that the agent counts while they are under way; written by it except where said
     /// Exchanges that the agent has counted as failed while they hung.
@@ -207,12 +215,8 @@ pub struct Row {
     pub hung_recovered: u32,
     /// How connections end ([`crate::unanswered`]). Written by the kernel.
     pub unanswered: u32,
-    /// Entries of `COUNTED` for exchanges of this row: the agent adds, whoever takes one subtracts.
-    /// While 0, no end is looked up there.
-    pub counted_open: u32,
-    /// Operations ended by their deadline, of exchanges that were not counted as hung before. Not in
-    /// any window.
-    pub exchange_deadline: u32,
+    /// Answers slower than the policy's `slow_call`. Written by the kernel.
+    pub slow_calls: u64,
     /// Read timeouts, of exchanges that were not counted as hung before.
     pub exchange_read_timeout: u64,
     /// Write timeouts, likewise.
@@ -247,8 +251,8 @@ pub struct Row {
     pub would_succeeded: u64,
     /// Those that failed.
     pub would_failed: u64,
-    /// Zero.
-    pub reserved: u64,
+    /// Parts of TLS handshakes that have begun. Written by the kernel.
+    pub handshakes: u64,
 }
 
 /// Connections on which a server must have spoken first until it is known to.
@@ -269,6 +273,16 @@ impl Row {
         limits::live(self.places)
     }
 
+    /// Exchanges begun and not ended. In a copy of a row that calls go on for, one that began or ended just then
+    /// may be missing; exact where none begins any more.
+    #[inline(always)]
+    pub const fn exchanges_in_flight(&self) -> u64 {
+        let begun = self.requests.wrapping_add(self.handshakes);
+        let ended = self.responses.wrapping_add(self.ended_otherwise);
+        let left = begun.wrapping_sub(ended);
+        if left as i64 > 0 { left } else { 0 }
+    }
+
     /// Whether each connection is owed a greeting from its begin.
     #[inline(always)]
     pub const fn greets(greeted: u32, spoke_first: u32) -> bool {
@@ -280,6 +294,6 @@ layout!(
     Row, size 576,
     key at 0, netns_inode at 40, created_ns at 48,
     verdict at 64, settings at 72,
-    attempts at 128, failed_refused at 192, rejected_breaker at 256, requests at 320,
-    exchange_reset at 384, exchange_hung at 448, verdict_until_ns at 512,
+    attempts at 128, failed_refused at 192, rejected_breaker at 256, responses at 328,
+    requests at 384, exchange_reset at 392, exchange_hung at 448, verdict_until_ns at 512,
 );

@@ -28,16 +28,22 @@ pub struct Stamp {
     /// a SYN: `in_end` at its adoption. On an open connection of HTTP/1: where the request under way ends
     /// (`SENDS_` in [`crate::request`]).
     pub syn_timeout_ticks: u32,
+    /// Name of the thread that called `connect()`. (The last of what exchanges only read: with the slot's
+    /// head before it, it fills a cache line.)
+    pub comm: [u8; COMM_LEN],
+
+    // --- the line that exchanges write. Egress and ingress may run on two CPUs: each line that both write
+    // --- goes to and fro, which costs more than all the rest
     /// When the SYN left (CLOCK_MONOTONIC, ns); 0 before. On an open connection: when the last byte of
     /// the request under way was sent.
     pub begun_ns: u64,
-    /// Process (thread group) that called `connect()`. Of an adopted connection one that has the
-    /// socket, written by the agent together with `comm`; 0: not known.
-    pub pid: u32,
-    /// Thread that called `connect()`.
-    pub tid: u32,
-    /// Name of that thread.
-    pub comm: [u8; COMM_LEN],
+    /// One of the `ENDED_` constants: what the last answer said, or how it ended.
+    pub ended: u32,
+    /// 1 once the program has closed the socket: what is left of the connection is the kernel's.
+    pub released: u16,
+    /// 1 if the last answer was longer than a segment, so that its end is not known. Written by the
+    /// ingress hook.
+    pub is_long: u16,
 
     // --- exchanges; the egress hook is the only writer of these
     /// Packed ([`pack_request`]): number of the exchange under way or last ended, its begin, and of
@@ -87,13 +93,11 @@ pub struct Stamp {
     // --- what a retry of it would need to know ([`crate::retry`])
     /// Packed ([`crate::retry::pack_operation`]): which attempt of which operation it is.
     pub operation: u64,
-    /// One of the `ENDED_` constants: what the last answer said, or how it ended.
-    pub ended: u32,
-    /// 1 once the program has closed the socket: what is left of the connection is the kernel's.
-    pub released: u16,
-    /// 1 if the last answer was longer than a segment, so that its end is not known. Written by the
-    /// ingress hook.
-    pub is_long: u16,
+    /// Process (thread group) that called `connect()`. Of an adopted connection one that has the
+    /// socket, written by the agent together with `comm`; 0: not known.
+    pub pid: u32,
+    /// Thread that called `connect()`.
+    pub tid: u32,
     /// Time that its SYN is held, ms; 0: not. The TCP_USER_TIMEOUT on the socket is longer by so much.
     /// Until it is established, `answered_ns` is when its SYN may leave, or when one was last sent.
     pub hold_ms: u32,
@@ -103,9 +107,9 @@ pub struct Stamp {
 
 layout!(
     Stamp, size 176,
-    row at 0, phase at 16, begun_ns at 32, pid at 40, comm at 48, request at 64, answered_ns at 80,
+    row at 0, phase at 16, comm at 32, begun_ns at 48, ended at 56, request at 64, answered_ns at 80,
     request_seq at 96, local_addr at 112, peer_addr at 128, local_port_be at 144, ifindex at 148,
-    operation at 152, hold_ms at 168,
+    operation at 152, pid at 160, hold_ms at 168,
 );
 
 impl Stamp {
@@ -119,10 +123,11 @@ impl Stamp {
         our_timeout_ms: 0,
         own_timeout_ms: 0,
         syn_timeout_ticks: 0,
-        begun_ns: 0,
-        pid: 0,
-        tid: 0,
         comm: [0; COMM_LEN],
+        begun_ns: 0,
+        ended: 0,
+        released: 0,
+        is_long: 0,
         request: 0,
         out_end: 0,
         protocol: PROTOCOL_UNKNOWN,
@@ -139,9 +144,8 @@ impl Stamp {
         peer_port_be: 0,
         ifindex: 0,
         operation: 0,
-        ended: 0,
-        released: 0,
-        is_long: 0,
+        pid: 0,
+        tid: 0,
         hold_ms: 0,
         syn_count: 0,
     };
@@ -305,6 +309,12 @@ pub const STAMP_WATCHED: u32 = 1 << 8;
 /// Beside [`STAMP_WATCHED`]: it was looked at for another reason than that the row's connects are, so a pause after
 /// it is waited for.
 pub const STAMP_RENEWS: u32 = 1 << 13;
+/// `connect()` took it for a retry, and it is not counted yet: by its first request, or at its end.
+pub const STAMP_TAKEN: u32 = 1 << 14;
+/// Beside [`STAMP_TAKEN`]: it has cost the budget a token.
+pub const STAMP_SPENT: u32 = 1 << 15;
+/// Its first request has shown that it is not what `connect()` took it for, a retry or a fresh call.
+pub const STAMP_CORRECTED: u32 = 1 << 17;
 /// Its SYN is held now.
 pub const STAMP_HELD: u32 = 1 << 12;
 /// Keepalive was switched on by us.

@@ -18,9 +18,10 @@ const OFTEN: u32 = 3;
 const TIMES: u32 = 4;
 /// Ends of either kind that are remembered; from there on half as much.
 const MOST: u32 = 32;
-/// Answers for each exchange that was given up, at most: where there are more, others are answered.
-const ANSWERS: u64 = 16;
-/// At a later exchange of a connection this is not learned: it has been answered often enough.
+/// Answers for each exchange that was given up and each one before it on a connection, at most: where there are
+/// more, others are answered.
+const ANSWERS: u64 = 2;
+/// At a later exchange of a connection this is not learned, on the contrary: it has been answered often enough.
 const LATEST: u32 = 8;
 
 /// What a row has seen of the ends of connections: how many were in order, how many came while an answer was
@@ -85,8 +86,11 @@ pub const fn well(word: u32) -> u32 {
 #[inline(always)]
 pub const fn given_up(word: u32, number: u32) -> u32 {
     let ends = Ends::unpack(word);
-    if number < 2 || number > LATEST || (ends.are_usual() && number < ends.at) {
+    if number < 2 || (ends.are_usual() && number < ends.at) {
         return word;
+    }
+    if number > LATEST {
+        return well(word);
     }
     let ends = ends.with_room();
     if ends.unanswered == 0 || ends.at == number {
@@ -119,7 +123,9 @@ pub const fn may_be(protocol: u32, stage: u32) -> bool {
 #[inline(always)]
 pub const fn is_usual(word: u32, number: u32, responses: u64, given_up: u64) -> bool {
     let ends = Ends::unpack(word);
-    ends.are_usual() && number >= ends.at && responses <= given_up.saturating_mul(ANSWERS)
+    ends.are_usual()
+        && number >= ends.at
+        && responses <= given_up.wrapping_mul(ANSWERS * ends.at as u64)
 }
 
 /// Whether it is learned of a row that some of its exchanges are answered by nobody.
@@ -171,8 +177,8 @@ mod tests {
     #[test]
     fn others_are_answered() {
         let word = after(0, &[3, 3, 3]);
-        assert!(is_usual(word, 3, 48, 3));
-        assert!(!is_usual(word, 3, 49, 3));
+        assert!(is_usual(word, 3, 18, 3));
+        assert!(!is_usual(word, 3, 19, 3));
     }
 
     #[test]
@@ -184,8 +190,10 @@ mod tests {
         let long = after(0, &[0; 1000]);
         assert_eq!(long, well(long));
         assert!(!is(after(long, &[2; 40]), 2));
-        // The first request of a connection, or one after many.
-        assert_eq!(after(0, &[1, 1, 1, 1, 9, 9, 9, 9]), 0);
+        // The first request of a connection.
+        assert_eq!(after(0, &[1, 1, 1, 1]), 0);
+        // One after many, and then those of fresh connections: five of them suffice to open a breaker.
+        assert!(!is(after(0, &[21, 2, 2, 2, 2]), 2));
     }
 
     #[test]

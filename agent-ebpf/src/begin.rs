@@ -27,12 +27,15 @@ use crate::{
 pub unsafe fn begin(stamp: *mut Stamp, row: *mut Row, number: u32, now: u64, kind: u64) {
     // SAFETY: by the caller, map memory.
     unsafe {
-        if kind != KIND_HANDSHAKE {
+        if kind == KIND_HANDSHAKE {
+            atomics::add(&raw mut (*row).handshakes, 1);
+        } else {
             count_request(row);
         }
-        atomics::add(&raw mut (*row).exchanges_in_flight, 1);
         (*stamp).begun_ns = now;
-        (*stamp).ended = ENDED_WELL;
+        if (*stamp).ended != ENDED_WELL {
+            (*stamp).ended = ENDED_WELL;
+        }
         (&raw mut (*stamp).request).write_volatile(pack_request(number, now / 1000) | kind);
     }
 }

@@ -8,8 +8,8 @@ use agent_common::{
     row::{OTHER_ROW, ROW_LIMITED, ROW_PROTECTED, ROW_RETRIES},
     stamp::{
         PHASE_ENDED, PHASE_HELD, PHASE_IDLE, PHASE_OPEN, PHASE_STAMPED, STAMP_CLAIMED,
-        STAMP_OBSERVED, STAMP_PROBE, STAMP_PROBE_BY_EXCHANGE, STAMP_UNJUDGED, STAMP_WATCHED,
-        STAMP_WOULD,
+        STAMP_OBSERVED, STAMP_PROBE, STAMP_PROBE_BY_EXCHANGE, STAMP_TAKEN, STAMP_UNJUDGED,
+        STAMP_WATCHED, STAMP_WOULD,
     },
     syn::first_timeout_ticks,
     verdict::{
@@ -30,10 +30,10 @@ use aya_ebpf::{
 };
 
 use crate::{
-    atomics,
+    adopt, atomics,
     ends::{self, Change},
     events, held, idempotent,
-    kernel::TcpSocket,
+    kernel::{Task, TcpSocket},
     limits,
     opaque::{hidden, hidden64, is},
     outcome, probes,
@@ -130,7 +130,8 @@ fn judge(ctx: &SockAddrContext, addr: [u8; 16], ifindex: u32) -> i32 {
     };
     // SAFETY (here and below): helpers without preconditions, map memory, a valid context.
     unsafe {
-        let pid_tgid = bpf_get_current_pid_tgid();
+        let task = Task::current();
+        let pid_tgid = task.map_or_else(|| bpf_get_current_pid_tgid(), Task::pid_tgid);
         let pid = (pid_tgid >> 32) as u32;
         if pid == (*control).agent_pid {
             return ALLOW;
@@ -146,8 +147,10 @@ fn judge(ctx: &SockAddrContext, addr: [u8; 16], ifindex: u32) -> i32 {
             unfinished(ctx, found, now);
         }
         let key = DestinationKey {
-            cgroup_id: bpf_get_current_cgroup_id(),
-            netns_cookie: bpf_get_netns_cookie(ctx.as_ptr()),
+            cgroup_id: task.map_or_else(|| bpf_get_current_cgroup_id(), Task::cgroup_id),
+            netns_cookie: sk
+                .netns_cookie(adopt::net_cookie_offset())
+                .unwrap_or_else(|| bpf_get_netns_cookie(ctx.as_ptr())),
             addr,
             ifindex,
             port_be: (*ctx.sock_addr).user_port as u16,
@@ -223,12 +226,13 @@ fn judge(ctx: &SockAddrContext, addr: [u8; 16], ifindex: u32) -> i32 {
             let looks = hidden(retries::looks(row, index, before_ns, now));
             if looks != 0 {
                 operation = retries::judge(row, index, now, pid_tgid, may_do);
+                flags |= looks | hidden(retries::takes(operation, may_do));
             }
-            flags |= looks;
             if operation <= OVER_LAST {
                 why = refusal::BY_RETRY + operation as u32;
                 if !is(enforced) {
                     operation = hidden64(retries::let_pass(index, pid_tgid as u32));
+                    flags |= STAMP_TAKEN;
                 }
             }
         }
@@ -295,7 +299,12 @@ fn judge(ctx: &SockAddrContext, addr: [u8; 16], ifindex: u32) -> i32 {
         (*stamp).syn_count = 0;
         (*stamp).pid = pid;
         (*stamp).tid = pid_tgid as u32;
-        bpf_get_current_comm((&raw mut (*stamp).comm).cast(), COMM_LEN as u32);
+        let comm = &raw mut (*stamp).comm;
+        if let Some(task) = task {
+            comm.cast::<[u64; COMM_LEN / 8]>().write(task.comm());
+        } else {
+            bpf_get_current_comm(comm.cast(), COMM_LEN as u32);
+        }
         if is(acting) && (*row).settings.connect_timeout_ms != 0 {
             if hidden(mode) == Mode::OBSERVE {
                 // Only noted: no timer of the program's may change.
@@ -357,11 +366,10 @@ unsafe fn unfinished(ctx: &SockAddrContext, found: Found, now: u64) {
                     state: TCP_CLOSE,
                     error: ECONNABORTED,
                     shut: 0,
-                    exiting: false,
                     unread: 0,
                     cookie: bpf_get_socket_cookie(ctx.as_ptr()),
                 };
-                ends::closing(found.stamp, now, &change);
+                ends::closing(found.stamp, &change);
                 limits::over(found.stamp);
             }
             // It was refused, a little later.

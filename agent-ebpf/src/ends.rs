@@ -7,21 +7,26 @@ use agent_common::{
         OUTCOME_HUNG, OUTCOME_OTHER, OUTCOME_RESET, OUTCOME_RESPONSE, OUTCOME_SLOW, OUTCOME_STATUS,
     },
     reply::{self, Answer},
+    request::COMPARED,
     retry::{ENDED_UNANSWERED, ENDED_WELL},
     row::FAIL_LISTED,
     stamp::{
-        KIND_HANDSHAKE, KIND_REQUEST, KIND_WAIT, PROTOCOL_SSH, STAMP_HALF_CLOSED, STAMP_PROBE,
-        STAMP_PROBE_BY_EXCHANGE, STAMP_WOULD, kind_of_request, unpack_request,
+        KIND_HANDSHAKE, KIND_REQUEST, KIND_WAIT, PROTOCOL_HTTP1, PROTOCOL_SSH, STAMP_HALF_CLOSED,
+        STAMP_PROBE, STAMP_PROBE_BY_EXCHANGE, STAMP_WOULD, kind_of_request, unpack_request,
     },
     unanswered,
     verdict::STATE_CLOSED,
 };
 
+use aya_ebpf::helpers::generated::bpf_ktime_get_ns;
+
 use crate::{
-    atomics, counted, events, maps,
+    atomics, counted, events,
+    kernel::current_is_exiting,
+    maps,
     opaque::{hidden, hidden64, is},
     outcome::{self, Window},
-    request, retries,
+    request, retries, tried, whole,
 };
 
 const EPIPE: u32 = 32;
@@ -113,12 +118,12 @@ pub struct Answered {
     pub says: u64,
 }
 
-/// An exchange is answered.
+/// An exchange is answered. 1 if the answer says that it has failed, else 0.
 ///
 /// # Safety
 /// `stamp` must be the connection's and `row` its row.
 #[inline(never)]
-pub unsafe fn answered(stamp: *mut Stamp, row: *mut Row, answered: Answered) {
+pub unsafe fn answered(stamp: *mut Stamp, row: *mut Row, answered: Answered) -> u32 {
     let Answered {
         now,
         us,
@@ -127,7 +132,6 @@ pub unsafe fn answered(stamp: *mut Stamp, row: *mut Row, answered: Answered) {
     } = answered;
     // SAFETY: by the caller, map memory.
     unsafe {
-        atomics::add(&raw mut (*row).responses, 1);
         (*row).last_answer_ns = now;
         measure(row, us, says);
         let slow_us = u64::from((*row).settings.slow_call_us);
@@ -163,6 +167,9 @@ pub unsafe fn answered(stamp: *mut Stamp, row: *mut Row, answered: Answered) {
         }
         probe_ended(stamp, now, us, outcome);
         would_ended(stamp, !is_failed);
+        // Last of all, as in `ended`.
+        atomics::add(&raw mut (*row).responses, 1);
+        hidden(u32::from(is_failed))
     }
 }
 
@@ -191,8 +198,6 @@ pub struct Change {
     pub error: u32,
     /// Its `sk_shutdown`.
     pub shut: u32,
-    /// Whether the current task is on its way out.
-    pub exiting: bool,
     /// Bytes that lie there and that the program has not read.
     pub unread: u32,
     /// The socket's cookie.
@@ -204,12 +209,11 @@ pub struct Change {
 /// # Safety
 /// `stamp` must be the connection's.
 #[inline(never)]
-pub unsafe fn closing(stamp: *mut Stamp, now: u64, change: &Change) -> bool {
+pub unsafe fn closing(stamp: *mut Stamp, change: &Change) -> bool {
     let &Change {
         state,
         error,
         shut,
-        exiting,
         unread,
         cookie,
     } = change;
@@ -242,13 +246,16 @@ pub unsafe fn closing(stamp: *mut Stamp, now: u64, change: &Change) -> bool {
         }
         if !owed {
             // A connection without any exchange (a port check) says nothing, also as a probe.
-            probe_ended(stamp, now, 0, OUTCOME_ABANDONED);
+            if (*stamp).flags & STAMP_PROBE != 0 {
+                probe_ended(stamp, bpf_ktime_get_ns(), 0, OUTCOME_ABANDONED);
+            }
             would_ended(stamp, true);
             if number != 0 && kind_of_request(word) == KIND_REQUEST {
                 ended_well(stamp);
             }
             return true;
         }
+        let now = bpf_ktime_get_ns();
         if !atomics::replace32(&raw mut (*stamp).answers, answers, number) {
             // An answer has just come in on another CPU: it is one.
             return true;
@@ -268,7 +275,10 @@ pub unsafe fn closing(stamp: *mut Stamp, now: u64, change: &Change) -> bool {
             // A program that does not read has not waited: the answer cannot come, or lies there.
             _ if unread > READS => OUTCOME_ABANDONED,
             // The wait counts from the last byte of the request.
-            _ => given_up(stamp, now.saturating_sub((*stamp).begun_ns) / 1000, exiting),
+            _ => {
+                let waited_us = now.saturating_sub((*stamp).begun_ns) / 1000;
+                given_up(stamp, waited_us, current_is_exiting())
+            }
         };
         // An encrypted farewell looks like a request, and some servers close first.
         let is_farewell = outcome == OUTCOME_CLOSED_EARLY
@@ -295,7 +305,7 @@ pub unsafe fn closing(stamp: *mut Stamp, now: u64, change: &Change) -> bool {
             } else {
                 outcome
             };
-            (*stamp).ended = ENDED_UNANSWERED;
+            (*stamp).ended = what_is_known(stamp, cookie, ENDED_UNANSWERED);
             probe_ended(stamp, now, us, outcome);
             would_ended(stamp, false);
             ended(row);
@@ -311,11 +321,12 @@ pub unsafe fn closing(stamp: *mut Stamp, now: u64, change: &Change) -> bool {
         };
         atomics::add(counter, 1);
         let is_unasked = error == 0 && !is_stale && is(unasked(stamp, row, word, outcome, us));
-        (*stamp).ended = if is_stale || outcome == OUTCOME_ABANDONED || is_unasked {
+        let how = if is_stale || outcome == OUTCOME_ABANDONED || is_unasked {
             ENDED_WELL
         } else {
             ENDED_UNANSWERED
         };
+        (*stamp).ended = what_is_known(stamp, cookie, hidden(how));
         if is_stale || outcome == OUTCOME_ABANDONED {
             probe_ended(stamp, now, us, OUTCOME_ABANDONED);
         } else {
@@ -327,10 +338,26 @@ pub unsafe fn closing(stamp: *mut Stamp, now: u64, change: &Change) -> bool {
             tell(stamp, now, seq, us, outcome, error);
             probe_ended(stamp, now, us, outcome);
             would_ended(stamp, false);
+            if (*stamp).protocol == PROTOCOL_HTTP1 {
+                tried::fails(stamp, cookie, now);
+            }
         }
         ended(row);
     }
     true
+}
+
+/// How an exchange ended, for whoever compares requests.
+#[inline(always)]
+unsafe fn what_is_known(stamp: *mut Stamp, cookie: u64, ended: u32) -> u32 {
+    // SAFETY: by the caller, map memory.
+    unsafe {
+        if (*stamp).protocol == PROTOCOL_HTTP1 && (*stamp).tls_stage & COMPARED != 0 {
+            whole::ended(stamp, cookie, ended)
+        } else {
+            ended
+        }
+    }
 }
 
 /// A destination that has never answered anybody may be one that never does (syslog): that a program
@@ -523,12 +550,12 @@ unsafe fn would_ended(stamp: *mut Stamp, went_well: bool) {
     }
 }
 
-/// An exchange that was under way has ended.
+/// An exchange that was under way has ended, and not with an answer that counts ([`answered`]).
 ///
 /// # Safety
 /// `row` must be that of its begin.
 #[inline(always)]
 pub unsafe fn ended(row: *mut Row) {
     // SAFETY: map memory. Last of all: from here on the row may get another owner.
-    unsafe { atomics::add(&raw mut (*row).exchanges_in_flight, u64::MAX) };
+    unsafe { atomics::add(&raw mut (*row).ended_otherwise, 1) };
 }

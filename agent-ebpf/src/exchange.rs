@@ -14,7 +14,8 @@ use agent_common::{
     Row, Stamp, Verdict, classify,
     http::{self, BODY_NONE},
     reply::{self, Answer},
-    request::{ELSEWHERE, SENDS, asked, asked_on},
+    request::{COMPARED, ELSEWHERE, SENDS, asked, asked_on},
+    retry::ENDED_WELL,
     stamp::{
         KIND_GREETING, KIND_HANDSHAKE, KIND_REQUEST, KIND_WAIT, PHASE_OPEN, PHASE_PENDING,
         PROTOCOL_ADOPTED, PROTOCOL_AMQP, PROTOCOL_HTTP1, PROTOCOL_MQTT, PROTOCOL_MULTIPLEXED,
@@ -39,7 +40,7 @@ use crate::{
     outcome, paces, request,
     segment::{self, Segment},
     speaks::{self, FAREWELL, WAIT},
-    stamps, tls,
+    stamps, taken, tls, tried, whole,
 };
 
 const PASS: i32 = 1;
@@ -140,9 +141,12 @@ unsafe fn out(ctx: &SkBuffContext, stamp: *mut Stamp, segment: Segment, verdict:
                 }
                 if in_handshake {
                     tls::sent(ctx.skb.skb, stamp, &segment);
-                } else if protocol == PROTOCOL_HTTP1 && (*stamp).tls_stage & SENDS != 0 {
+                } else if protocol == PROTOCOL_HTTP1 && (*stamp).tls_stage & (SENDS | COMPARED) != 0
+                {
                     let old = segment.payload.wrapping_sub(new as u32);
-                    request::goes_on(ctx.skb.skb, stamp, &segment, old);
+                    if hidden(more(ctx.skb.skb, stamp, &segment, old) as u32) == DROP as u32 {
+                        *verdict = DROP;
+                    }
                 }
                 return 0;
             }
@@ -184,6 +188,10 @@ unsafe fn out(ctx: &SkBuffContext, stamp: *mut Stamp, segment: Segment, verdict:
                     if protocol == PROTOCOL_OPAQUE && stage & classify::WAITS_FIRST != 0 {
                         kind = KIND_WAIT;
                     }
+                }
+                if protocol != PROTOCOL_HTTP1 {
+                    // What it asks for cannot be compared.
+                    taken::counts(stamp);
                 }
                 if (*stamp).in_end == 0
                     && let Some(row) = outcome::unpinned_row_of(stamp)
@@ -273,11 +281,40 @@ unsafe fn out(ctx: &SkBuffContext, stamp: *mut Stamp, segment: Segment, verdict:
             return 0;
         }
         let verdict = Verdict::unpack(atomics::load(&raw const (*row).verdict));
-        (*stamp).generation = verdict.generation;
+        // (Not a store if need not be: ingress reads that line on other CPUs.)
+        if (*stamp).generation != verdict.generation {
+            (*stamp).generation = verdict.generation;
+        }
         (*stamp).request_seq = begin_seq;
         let flags = hidden((*row).settings.flags);
         begin::begin(stamp, row, number + 1, now, kind);
         flags
+    }
+}
+
+/// More of a request of HTTP/1 is sent: all of the payload but the first `old` bytes. Whether it may leave, as the hook
+/// returns it.
+#[inline(never)]
+unsafe fn more(skb: *mut __sk_buff, stamp: *mut Stamp, segment: &Segment, old: u32) -> i32 {
+    // SAFETY: by the caller, map memory.
+    unsafe {
+        // (All that the verifier knows of it by now would make many walks of this.)
+        let segment = &Segment {
+            end: hidden(segment.end),
+            payload: hidden(segment.payload),
+            offset: hidden(segment.offset),
+            ack: 0,
+            is_syn: false,
+        };
+        let old = hidden(old);
+        if (*stamp).tls_stage & COMPARED != 0 && whole::goes_on(skb, stamp, segment, old) != PASS {
+            (*stamp).out_end = segment.begin().wrapping_add(old);
+            return DROP;
+        }
+        if (*stamp).tls_stage & SENDS != 0 {
+            request::goes_on(skb, stamp, segment, old);
+        }
+        PASS
     }
 }
 
@@ -313,7 +350,9 @@ unsafe fn back(ctx: &SkBuffContext, stamp: *mut Stamp, mut segment: Segment) {
         let kind = kind_of_request(word);
         if number == answers {
             // The middle of an answer, or what nobody asked for: a push, a ticket, a greeting.
-            (*stamp).is_long = 1;
+            if (*stamp).is_long == 0 {
+                (*stamp).is_long = 1;
+            }
             if protocol == PROTOCOL_UNKNOWN && before == 0 {
                 greeted(ctx, stamp, &segment);
             } else if protocol == PROTOCOL_HTTP1 {
@@ -361,7 +400,9 @@ unsafe fn back(ctx: &SkBuffContext, stamp: *mut Stamp, mut segment: Segment) {
             return;
         }
         (*stamp).answered_ns = now;
-        (*stamp).is_long = 0;
+        if (*stamp).is_long != 0 {
+            (*stamp).is_long = 0;
+        }
         if kind == KIND_HANDSHAKE {
             if let Some(row) = outcome::row_of(stamp) {
                 let counted = counted(ctx, stamp, row);
@@ -386,7 +427,7 @@ unsafe fn back(ctx: &SkBuffContext, stamp: *mut Stamp, mut segment: Segment) {
             } else {
                 ends::says(answer, line) | ends::waited(kind)
             };
-            answered(
+            let failed = answered(
                 stamp,
                 row,
                 Answered {
@@ -396,7 +437,12 @@ unsafe fn back(ctx: &SkBuffContext, stamp: *mut Stamp, mut segment: Segment) {
                     says,
                 },
             );
-            ended(row);
+            if is(failed) {
+                whole::answered_badly(stamp, bpf_get_socket_cookie(ctx.as_ptr()));
+            }
+            if (*stamp).ended != ENDED_WELL && protocol == PROTOCOL_HTTP1 {
+                tried::fails(stamp, bpf_get_socket_cookie(ctx.as_ptr()), now);
+            }
         }
     }
 }

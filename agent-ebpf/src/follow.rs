@@ -97,13 +97,12 @@ pub fn follow(ctx: SockOpsContext) -> u32 {
                 state,
                 error,
                 shut: sk.map_or(0, TcpSocket::shutdown),
-                exiting: error == 0 && current_is_exiting(),
                 unread: sk.map_or(0, TcpSocket::unread),
                 cookie,
             };
-            if ends::closing(stamp, bpf_ktime_get_ns(), &change) {
+            if ends::closing(stamp, &change) {
                 limits::over(stamp);
-                drop_callbacks(&ctx, stamp, false);
+                drop_callbacks(&ctx, stamp);
                 found.ended();
             }
             return 1;
@@ -134,7 +133,7 @@ pub fn follow(ctx: SockOpsContext) -> u32 {
                 });
                 let exiting = error == 0 && current_is_exiting();
                 user_timeout::give_back(ctx.as_ptr(), stamp);
-                drop_callbacks(&ctx, stamp, false);
+                drop_callbacks(&ctx, stamp);
                 held::ended(stamp);
                 outcome::closed(stamp, bpf_ktime_get_ns(), error, exiting);
                 found.ended();
@@ -142,14 +141,13 @@ pub fn follow(ctx: SockOpsContext) -> u32 {
             _ => {
                 user_timeout::give_back(ctx.as_ptr(), stamp);
                 held::ended(stamp);
-                drop_callbacks(&ctx, stamp, true);
                 note_addresses(&ctx, stamp, sk);
                 outcome::established(stamp, bpf_ktime_get_ns(), (*ctx.ops).snd_una);
                 if (*stamp).phase == PHASE_OPEN {
                     keepalive::switch_on(ctx.as_ptr(), stamp);
                 } else {
                     // Observe mode has counted it as timed out.
-                    drop_callbacks(&ctx, stamp, false);
+                    drop_callbacks(&ctx, stamp);
                     found.ended();
                 }
             }
@@ -257,19 +255,19 @@ unsafe fn refused_later(ctx: &SockOpsContext, found: Found, op: u32, state: u32)
             _ => {}
         }
         user_timeout::give_back(ctx.as_ptr(), stamp);
-        drop_callbacks(ctx, stamp, false);
+        drop_callbacks(ctx, stamp);
         held::ended(stamp);
         found.ended();
     }
 }
 
+/// The connection is over. (One that is open keeps all of them: a timer that runs out then costs a look.)
 #[inline(always)]
-unsafe fn drop_callbacks(ctx: &SockOpsContext, stamp: *mut Stamp, is_open: bool) {
+unsafe fn drop_callbacks(ctx: &SockOpsContext, stamp: *mut Stamp) {
     // SAFETY: by the caller.
     unsafe {
         let mut keep = ctx.cb_flags();
-        // An open connection is followed to its end.
-        if !is_open && (*stamp).flags & STAMP_FOREIGN_STATE_CB == 0 {
+        if (*stamp).flags & STAMP_FOREIGN_STATE_CB == 0 {
             keep &= !BPF_SOCK_OPS_STATE_CB_FLAG;
         }
         if (*stamp).our_timeout_ms != 0 && (*stamp).flags & STAMP_FOREIGN_RTO_CB == 0 {
@@ -305,7 +303,7 @@ unsafe fn timer_ran_out(ctx: &SockOpsContext, stamp: *mut Stamp, sk: *mut bpf_so
             let limit = u64::from(timeout) * agent_common::NANOS_PER_MS;
             if now.saturating_sub((*stamp).begun_ns) >= limit {
                 // Before the outcome: what is to be dropped is in the stamp.
-                drop_callbacks(ctx, stamp, false);
+                drop_callbacks(ctx, stamp);
                 outcome::timed_out(stamp, now);
                 return true;
             }

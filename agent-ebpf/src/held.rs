@@ -27,6 +27,21 @@ const SYNS: u32 = 64;
 /// SYNs of a connect whose hold is over are at least so far apart, ns: as by default in the kernel.
 const REPEAT_NS: u64 = 1_000_000_000;
 
+/// Connects whose SYN was held, and that have not ended yet. Not in a map, for it is asked for each SYN; and
+/// far from what all programs read, for it may change often.
+#[unsafe(no_mangle)]
+static mut DELAYED: Delayed = Delayed(0);
+
+#[repr(align(64))]
+struct Delayed(u64);
+
+/// One connect more is delayed ([`ended`] says that it is not any more).
+#[inline(always)]
+pub fn delays() {
+    // SAFETY: only ever changed by atomic additions.
+    unsafe { atomics::add(&raw mut DELAYED.0, 1) };
+}
+
 /// One connect more is held; false when that would be more than `most` at once.
 #[inline(always)]
 pub fn take(most: u32) -> bool {
@@ -55,10 +70,8 @@ pub fn forget() {
 /// Whether any SYN has to be looked at.
 #[inline(always)]
 pub fn any() -> bool {
-    // SAFETY: map memory.
-    maps::COUNTERS
-        .get_ptr(0)
-        .is_some_and(|counters| unsafe { atomics::load(&raw const (*counters).delayed) } != 0)
+    // SAFETY: as above.
+    unsafe { atomics::load(&raw const DELAYED.0) != 0 }
 }
 
 /// Holds the SYN of a retry that [`take`] has let in. Where the program has a timeout of its own, the wait
@@ -122,7 +135,7 @@ unsafe fn try_hold(ctx: *mut c_void, stamp: *mut Stamp, own: u32, now: u64) -> b
         (*stamp).request_seq = 0;
         (*stamp).flags |= STAMP_TIMEOUT_SET | STAMP_HELD;
         atomics::add32(&raw mut (*retries).held_backoff, 1);
-        rows::count(|c| &raw mut (*c).delayed);
+        delays();
         true
     }
 }
@@ -172,9 +185,7 @@ pub unsafe fn ended(stamp: *mut Stamp) {
         }
         left(stamp);
         (*stamp).hold_ms = 0;
-        if let Some(counters) = maps::COUNTERS.get_ptr_mut(0) {
-            atomics::add(&raw mut (*counters).delayed, u64::MAX);
-        }
+        atomics::add(&raw mut DELAYED.0, u64::MAX);
     }
 }
 

@@ -3,56 +3,41 @@
 //! A print of a request is taken only where something can come of it: while something fails, on connections
 //! whose connect was looked at as a possible retry, and wherever the policy refuses.
 //!
-//! A request is refused by dropping its first packet. The program's send has ended well by then, and the
-//! kernel would send the packet again and again: so the agent is told, and ends the connection. Where it
-//! cannot be told, or does not, the request passes.
+//! Here stands what the first packet of a request says. What becomes of it is in `repeated.rs`; where the policy refuses,
+//! all of its bytes are compared in `whole.rs`, over as many packets as they come in.
 
 use agent_common::{
-    Event, EventKind, Mode, OTHER_ROW, Retries, Row, Stamp, Verdict,
-    event::{EVENT_QUIET, EVENT_REFUSED, EVENT_WOULD},
-    method::{
-        self, ASKED_SLOTS, Asked, COVERED, FIRST, HAS_END, PIECES, REFUSED_TICKS, SEARCHED, SOME,
-        STEPS, WINDOW,
-    },
+    OTHER_ROW, Row, Stamp,
+    method::{self, ASKED_SLOTS, Asked, HAS_END, SOME},
     pace::{self, Pace},
     retry::{ENDED_UNANSWERED, NTH, TASK_SLOTS, is_retry, is_to_come, owner, place, tick},
-    row::{ROW_PROTECTED, ROW_REFUSES, ROW_RETRIES},
-    stamp::{PROTOCOL_HTTP1, STAMP_PROBE, STAMP_UNJUDGED, STAMP_WATCHED, unpack_request},
-    verdict::STATE_FORCED_CLOSED,
+    row::{ROW_REFUSES, ROW_RETRIES},
+    stamp::{PROTOCOL_HTTP1, STAMP_WATCHED, unpack_request},
 };
 use aya_ebpf::{
     bindings::__sk_buff,
-    cty::c_void,
-    helpers::generated::{bpf_get_socket_cookie, bpf_ktime_get_ns, bpf_loop, bpf_skb_load_bytes},
+    helpers::generated::{bpf_get_socket_cookie, bpf_ktime_get_ns},
 };
 
 use crate::{
-    atomics, events, head, maps,
+    atomics, maps,
     opaque::{hidden, hidden64},
-    paces, rows,
+    paces,
+    prints::{self, METHOD},
+    repeated,
     segment::{self, Segment},
-    tried,
+    taken, tried, whole,
 };
 
 const PASS: i32 = 1;
 const DROP: i32 = 0;
 
-/// Between two events of a row that tell of requests which passed, in units of [`tick`] (a second).
-const TOLD_EVERY: u32 = 954;
-
 /// It is another request than the one that failed, or that is not known.
-const OTHER: u32 = 0;
+pub const OTHER: u32 = 0;
 /// It is a retry of a request whose bytes are not known.
-const MAY_BE_SAME: u32 = 1;
+pub const MAY_BE_SAME: u32 = 1;
 /// It is a retry of the same request.
-const SAME: u32 = 2;
-
-/// The request may pass.
-const PASSES: u32 = 0;
-/// It would be refused, but for observe mode.
-const WOULD: u32 = 1;
-/// It is refused.
-const REFUSED: u32 = 2;
+pub const SAME: u32 = 2;
 
 /// What is remembered of a connection, whoever it is of.
 #[inline(always)]
@@ -135,6 +120,24 @@ pub unsafe fn failed(stamp: *mut Stamp, cookie: u64, ended: u32) -> u32 {
     }
 }
 
+/// Print of a connection's last request; 0: it is not known.
+///
+/// # Safety
+/// As [`failed`].
+#[inline(always)]
+pub unsafe fn last(stamp: *mut Stamp, cookie: u64) -> u32 {
+    // SAFETY: by contract, map memory.
+    unsafe {
+        let (number, _) = unpack_request(atomics::load(&raw const (*stamp).request));
+        match asked_of(cookie) {
+            Some(asked) if (*asked).owner == cookie && u32::from((*asked).number) == number => {
+                (*asked).sent
+            }
+            _ => 0,
+        }
+    }
+}
+
 /// Whether a request is looked at.
 ///
 /// # Safety
@@ -164,8 +167,18 @@ unsafe fn is_first(stamp: *mut Stamp) -> bool {
 ///
 /// # Safety
 /// As [`matters`]; `skb` must be the context of the egress hook.
-#[inline(never)]
+#[inline(always)]
 pub unsafe fn asks(skb: *mut __sk_buff, stamp: *mut Stamp, row: *mut Row) -> i32 {
+    // SAFETY: by contract.
+    unsafe {
+        let fate = compares(skb, stamp, row);
+        taken::counts(stamp);
+        fate
+    }
+}
+
+#[inline(never)]
+unsafe fn compares(skb: *mut __sk_buff, stamp: *mut Stamp, row: *mut Row) -> i32 {
     // SAFETY: by contract, map memory.
     unsafe {
         // Once more: what the verifier knew of it by now would make many walks of this.
@@ -179,8 +192,7 @@ pub unsafe fn asks(skb: *mut __sk_buff, stamp: *mut Stamp, row: *mut Row) -> i32
         };
         let cookie = bpf_get_socket_cookie(skb.cast());
         let index = (*stamp).row;
-        let (Some(asked), Some(retries)) = (asked_of(cookie), maps::RETRIES.get_ptr_mut(index))
-        else {
+        let Some(asked) = asked_of(cookie) else {
             return PASS;
         };
         if index == OTHER_ROW {
@@ -190,7 +202,7 @@ pub unsafe fn asks(skb: *mut __sk_buff, stamp: *mut Stamp, row: *mut Row) -> i32
             forget(asked, cookie);
         }
         if (*asked).refused != 0 {
-            return still_refused(stamp, row, asked);
+            return still_refused(skb, stamp, row, segment);
         }
         let (number, _) = unpack_request(atomics::load(&raw const (*stamp).request));
         let ahead = segment.begin().wrapping_sub((*stamp).request_seq) as i32;
@@ -198,14 +210,14 @@ pub unsafe fn asks(skb: *mut __sk_buff, stamp: *mut Stamp, row: *mut Row) -> i32
             // It is sent again, with more behind it.
             return PASS;
         }
-        let begun = hidden64(begun(skb, segment));
+        let begun = hidden64(prints::begun(skb, segment));
         let method = hidden(begun as u32 & METHOD);
         let print = if begun == 0 {
             0
         } else if method == 0 {
             method::print(begun, method)
         } else {
-            method::print(mixed_on(skb, segment, begun), method)
+            method::print(prints::mixed_on(skb, segment, begun), method)
         };
         let print = hidden(print);
         let before = *asked;
@@ -217,7 +229,12 @@ pub unsafe fn asks(skb: *mut __sk_buff, stamp: *mut Stamp, row: *mut Row) -> i32
         }
         let repeats = if number == 0 {
             let repeats = hidden(first(stamp, hidden(before.failed), print));
-            match hidden(tried::asked(stamp, print, bpf_ktime_get_ns())) {
+            match hidden(tried::asked(
+                stamp,
+                print,
+                hidden(before.failed),
+                bpf_ktime_get_ns(),
+            )) {
                 0 => repeats,
                 _ => MAY_BE_SAME,
             }
@@ -231,23 +248,9 @@ pub unsafe fn asks(skb: *mut __sk_buff, stamp: *mut Stamp, row: *mut Row) -> i32
             )
         };
         let repeats = hidden(repeats);
-        if repeats == OTHER || method == 0 || search(skb, segment) != HAS_END {
+        if method == 0 || passes(skb, stamp, row, segment, method << 2 | repeats) {
             return PASS;
         }
-        atomics::add32(&raw mut (*retries).non_idempotent, 1);
-        let mut fate = PASSES;
-        if repeats == SAME && is_whole(skb, segment) {
-            fate = may(stamp, row);
-        }
-        let fate = hidden(fate);
-        let is_sent = hidden(tell(stamp, retries, (*asked).owner, hidden(method), fate));
-        if fate == WOULD {
-            atomics::add32(&raw mut (*retries).would_refuse, 1);
-        }
-        if fate != REFUSED || is_sent == 0 {
-            return PASS;
-        }
-        atomics::add32(&raw mut (*retries).refused, 1);
         // To the program it has failed once more.
         (*stamp).ended = ENDED_UNANSWERED;
         (*asked).sent = before.sent;
@@ -258,25 +261,88 @@ pub unsafe fn asks(skb: *mut __sk_buff, stamp: *mut Stamp, row: *mut Row) -> i32
     }
 }
 
-/// A request that was refused is sent again: its connection has not been ended yet.
+/// A request begins that is not idempotent: whether its first packet may leave. `what` is what it says (`OTHER` and the
+/// like), and above that its method.
+#[inline(always)]
+unsafe fn passes(
+    skb: *mut __sk_buff,
+    stamp: *mut Stamp,
+    row: *mut Row,
+    segment: &Segment,
+    what: u32,
+) -> bool {
+    // SAFETY: by the caller.
+    hidden(unsafe { judged(skb, stamp, row, segment, what) }) == 0
+}
+
+/// As [`passes`]: 1 if it may not.
 #[inline(never)]
-unsafe fn still_refused(stamp: *mut Stamp, row: *mut Row, asked: *mut Asked) -> i32 {
+unsafe fn judged(
+    skb: *mut __sk_buff,
+    stamp: *mut Stamp,
+    row: *mut Row,
+    segment: &Segment,
+    what: u32,
+) -> u32 {
     // SAFETY: by the caller, map memory.
     unsafe {
-        let Some(retries) = maps::RETRIES.get_ptr_mut((*stamp).row) else {
+        let cookie = bpf_get_socket_cookie(skb.cast());
+        let (repeats, method) = (hidden(what & 3), hidden(what >> 2));
+        let mut state = whole::LOST;
+        if (*row).settings.flags & ROW_REFUSES != 0 {
+            state = whole::begins(skb, segment, cookie);
+        }
+        let state = hidden(state);
+        let mut sure = 0;
+        if state == whole::WHOLE {
+            sure = whole::is_sure(stamp, row, cookie, repeats);
+        }
+        let sure = hidden(sure);
+        if state != whole::FOLLOWED && repeats == OTHER && sure == 0 {
+            if state == whole::WHOLE {
+                whole::sent(stamp, row, cookie);
+                whole::follow(stamp, cookie, method, repeats);
+            }
+            return 0;
+        }
+        if hidden(prints::search(skb, segment)) != HAS_END {
+            return 0;
+        }
+        if state != whole::FOLLOWED {
+            if hidden(repeated::refuses(stamp, row, cookie, method | sure, 0)) != 0 {
+                return 1;
+            }
+            if state == whole::LOST {
+                return 0;
+            }
+            whole::sent(stamp, row, cookie);
+        }
+        whole::follow(stamp, cookie, method, repeats);
+        0
+    }
+}
+
+/// A request that was refused is sent again: its connection has not been ended yet.
+#[inline(never)]
+unsafe fn still_refused(
+    skb: *mut __sk_buff,
+    stamp: *mut Stamp,
+    row: *mut Row,
+    segment: &Segment,
+) -> i32 {
+    // SAFETY: by the caller, map memory.
+    unsafe {
+        let cookie = bpf_get_socket_cookie(skb.cast());
+        let Some(asked) = asked_of(cookie) else {
             return PASS;
         };
-        let ends = (*asked).refused.wrapping_add(REFUSED_TICKS);
-        if is_to_come(ends, tick(bpf_ktime_get_ns())) && may(stamp, row) == REFUSED {
-            // (The agent may have been unable to look.)
-            tell(stamp, retries, (*asked).owner, 0, REFUSED);
+        let method = prints::method_of(skb, segment);
+        if repeated::still_refuses(stamp, row, cookie, (*asked).refused, method) != 0 {
             return DROP;
         }
-        // Nobody ends it: it passes after all.
         (*asked).refused = 0;
         (*asked).sent = 0;
         (*asked).failed = 0;
-        atomics::add32(&raw mut (*retries).refused, u32::MAX);
         PASS
     }
 }
@@ -356,242 +422,5 @@ unsafe fn is_known_to(pace: *mut Pace, pause_ns: u64) -> bool {
     }
 }
 
-/// What is done to a request that is not idempotent and is repeated.
-#[inline(never)]
-unsafe fn may(stamp: *mut Stamp, row: *mut Row) -> u32 {
-    // SAFETY: by the caller, map memory.
-    unsafe {
-        let Some(control) = rows::control() else {
-            return PASSES;
-        };
-        let beat = atomics::load(&raw const (*control).heartbeat_ns);
-        let is_awake = bpf_ktime_get_ns().saturating_sub(beat) <= (*control).heartbeat_max_age_ns;
-        let verdict = Verdict::unpack(atomics::load(&raw const (*row).verdict));
-        let flags = (*row).settings.flags;
-        // A probe is wanted, and an operator's word is the last.
-        if !is_awake
-            || flags & (ROW_REFUSES | ROW_PROTECTED) != ROW_REFUSES
-            || (*stamp).flags & (STAMP_PROBE | STAMP_UNJUDGED) != 0
-            || verdict.state == STATE_FORCED_CLOSED
-        {
-            return PASSES;
-        }
-        match (&raw const (*control).mode).read_volatile() {
-            Mode::ENFORCE => REFUSED,
-            Mode::OBSERVE => WOULD,
-            _ => PASSES,
-        }
-    }
-}
-
-/// Tells of a request that is repeated; 1 if it was told, else 0. A method of 0: it was told before, and is
-/// only still there.
-#[inline(never)]
-unsafe fn tell(
-    stamp: *mut Stamp,
-    retries: *mut Retries,
-    cookie: u64,
-    method: u32,
-    fate: u32,
-) -> u32 {
-    // SAFETY: by the caller, map memory.
-    unsafe {
-        let now = bpf_ktime_get_ns();
-        let told = (&raw const (*retries).told).read_volatile();
-        let is_over = told == 0 || !is_to_come(told.wrapping_add(TOLD_EVERY), tick(now));
-        let is_news = method != 0 && is_over;
-        let is_news = hidden(u32::from(is_news));
-        // (A copy, lest the verifier comes back with each value of it.)
-        let flags = hidden(match hidden(fate) {
-            REFUSED => EVENT_REFUSED,
-            WOULD => EVENT_WOULD,
-            _ => 0,
-        });
-        if is_news == 0 && flags & EVENT_REFUSED == 0 {
-            return 0;
-        }
-        if is_news != 0 {
-            (&raw mut (*retries).told).write_volatile(tick(now) | 1);
-        }
-        let quiet = hidden(if is_news == 0 { EVENT_QUIET } else { 0 });
-        u32::from(events::try_send(&Event {
-            kind: EventKind::REPEATED,
-            seq: cookie,
-            timeout_ms: unpack_request(atomics::load(&raw const (*stamp).request)).0,
-            outcome: method,
-            flags: flags | quiet,
-            ..events::about(stamp, now)
-        }))
-    }
-}
-
 /// Bits of an exchange's number.
 const EXCHANGE_NUMBERS: u16 = (1 << 14) - 1;
-
-/// Bits of what [`begun`] returns that are the method.
-const METHOD: u32 = 3;
-/// Set in it.
-const BEGUN: u64 = 4;
-
-/// Whether the print has every byte of the request, to the end of its body.
-#[inline(never)]
-unsafe fn is_whole(skb: *mut __sk_buff, segment: &Segment) -> bool {
-    // SAFETY: by the caller, map memory.
-    unsafe {
-        let payload = hidden(segment.payload);
-        if payload > COVERED {
-            return false;
-        }
-        let head = head::of_request(skb, segment);
-        if head.is_null() {
-            return false;
-        }
-        let is_whole = method::is_whole(&(*head).search, &(*head).value, payload);
-        let is_whole = hidden(u32::from(is_whole));
-        head::release(head);
-        is_whole != 0
-    }
-}
-
-/// What a request's print is made of, its first bytes and its method; 0 where it is too short.
-#[inline(never)]
-unsafe fn begun(skb: *mut __sk_buff, segment: &Segment) -> u64 {
-    const HALF: u32 = FIRST as u32 / 2;
-    const QUARTER: u32 = FIRST as u32 / 4;
-    let (at, payload) = (segment.offset, hidden(segment.payload));
-    let mut words = [0_u64; FIRST / 8];
-    let to = words.as_mut_ptr().cast::<u8>();
-    // SAFETY: by the caller; not more than the buffer holds. Fixed lengths for the verifier of 6.1.
-    unsafe {
-        let failed = if payload >= FIRST as u32 {
-            load(skb, at, to, FIRST as u32)
-        } else if payload >= HALF {
-            load(skb, at, to, HALF) | load(skb, at + payload - HALF, to.add(HALF as usize), HALF)
-        } else if payload >= QUARTER {
-            load(skb, at, to, QUARTER)
-                | load(
-                    skb,
-                    at + payload - QUARTER,
-                    to.add(QUARTER as usize),
-                    QUARTER,
-                )
-        } else {
-            return 0;
-        };
-        if failed != 0 {
-            return 0;
-        }
-        let method = hidden(method::method(words[0]));
-        let mut mix = method::mixed_all(0, &words);
-        if method == 0 && payload > FIRST as u32 && method::goes_on(&words) {
-            let rest = hidden(payload - FIRST as u32).min(FIRST as u32);
-            if load(skb, at + rest, to, FIRST as u32) != 0 {
-                return 0;
-            }
-            mix = method::mixed_all(mix, &words);
-        }
-        hidden64(mix) & !(BEGUN | u64::from(METHOD)) | BEGUN | u64::from(method)
-    }
-}
-
-/// What a step of [`mixed_on`] is told, and what it tells.
-struct Mixing {
-    skb: *mut __sk_buff,
-    offset: u32,
-    /// Bytes of the request that are printed, at least [`FIRST`] for there to be a step.
-    length: u32,
-    mix: u64,
-}
-
-/// The print of a request that is not idempotent, behind its first bytes: [`COVERED`] of it, and its length.
-#[inline(never)]
-unsafe fn mixed_on(skb: *mut __sk_buff, segment: &Segment, mix: u64) -> u64 {
-    let payload = hidden(segment.payload);
-    let mut mixing = Mixing {
-        skb,
-        offset: segment.offset,
-        length: hidden(payload.min(COVERED)),
-        mix: method::mixed(mix, u64::from(hidden(payload.min(COVERED + 1)))),
-    };
-    // SAFETY: by the caller. A loop that the verifier walks through once.
-    unsafe {
-        let piece = piece as unsafe extern "C" fn(u32, *mut Mixing) -> i64;
-        bpf_loop(PIECES, piece as *mut _, (&raw mut mixing).cast(), 0);
-        (&raw const mixing.mix).read_volatile()
-    }
-}
-
-/// A piece more of a request; 1 when there is none.
-unsafe extern "C" fn piece(index: u32, mixing: *mut Mixing) -> i64 {
-    // SAFETY: what `mixed_on` has given, and nobody else has.
-    unsafe {
-        let at = method::piece(index, (*mixing).length);
-        if at == 0 {
-            return 1;
-        }
-        let mut words = [0_u64; FIRST / 8];
-        let to = words.as_mut_ptr().cast();
-        // (What cannot be read is nothing that is the same twice.)
-        let mut mix = (*mixing).mix;
-        if load((*mixing).skb, (*mixing).offset + at, to, FIRST as u32) != 0 {
-            mix ^= bpf_ktime_get_ns();
-        }
-        (*mixing).mix = method::mixed_all(mix, &words);
-        0
-    }
-}
-
-#[inline(always)]
-unsafe fn load(skb: *mut __sk_buff, at: u32, to: *mut u8, length: u32) -> i64 {
-    // SAFETY: by the caller.
-    unsafe { bpf_skb_load_bytes(skb.cast::<c_void>(), at, to.cast(), length) }
-}
-
-/// What a step of the search is told, and what it tells.
-struct Context {
-    skb: *mut __sk_buff,
-    /// The request's first byte, from the network header.
-    offset: u32,
-    at_hand: u32,
-    found: u32,
-}
-
-/// Searches a request for what [`method::holds`] finds.
-#[inline(never)]
-unsafe fn search(skb: *mut __sk_buff, segment: &Segment) -> u32 {
-    let mut context = Context {
-        skb,
-        offset: segment.offset,
-        at_hand: hidden(hidden(segment.payload).min(SEARCHED)),
-        found: 0,
-    };
-    // SAFETY: by the caller. A loop that the verifier walks through once.
-    unsafe {
-        let step = step as unsafe extern "C" fn(u32, *mut Context) -> i64;
-        bpf_loop(STEPS, step as *mut _, (&raw mut context).cast(), 0);
-    }
-    hidden(context.found)
-}
-
-/// A step of the search; 1 when it is over.
-unsafe extern "C" fn step(index: u32, context: *mut Context) -> i64 {
-    const MASK: u32 = WINDOW.next_power_of_two() - 1;
-    // SAFETY: what `search` has given, and nobody else has.
-    unsafe {
-        let at = method::window(index);
-        let left = (*context).at_hand.wrapping_sub(at);
-        if left as i32 <= 0 {
-            return 1;
-        }
-        // For the verifier: at least 1, and no more than there is room for.
-        let length = (hidden(left.min(WINDOW) - 1) & MASK) + 1;
-        let mut window = [0_u64; MASK as usize / 8 + 1];
-        let to = window.as_mut_ptr().cast();
-        if load((*context).skb, (*context).offset + at, to, length) != 0 {
-            return 1;
-        }
-        let found = hidden(method::holds([window[0], window[1], window[2]]));
-        (*context).found = found;
-        i64::from(found != 0)
-    }
-}

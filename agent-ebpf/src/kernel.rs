@@ -6,11 +6,13 @@
 
 use core::mem::MaybeUninit;
 
-use agent_common::{Offsets, control::NO_OFFSET};
+use agent_common::{COMM_LEN, Offsets, control::NO_OFFSET};
 use aya_ebpf::{
     bindings::{BPF_SOCK_OPS_STATE_CB_FLAG, bpf_sock},
     cty::c_void,
-    helpers::generated::{bpf_get_current_task, bpf_probe_read_kernel, bpf_skc_to_tcp_sock},
+    helpers::generated::{
+        bpf_get_current_task, bpf_get_current_task_btf, bpf_probe_read_kernel, bpf_skc_to_tcp_sock,
+    },
 };
 
 /// Set by the agent before loading (a read-only global, which the verifier knows as constants).
@@ -31,6 +33,13 @@ static OFFSETS: Offsets = Offsets {
     first_error: NO_OFFSET,
     error_of_packet: NO_OFFSET,
     callbacks: NO_OFFSET,
+    task_pid: NO_OFFSET,
+    task_tgid: NO_OFFSET,
+    task_comm: NO_OFFSET,
+    task_cgroups: NO_OFFSET,
+    default_cgroup: NO_OFFSET,
+    cgroup_node: NO_OFFSET,
+    node_id: NO_OFFSET,
 };
 
 /// PF_EXITING (include/linux/sched.h): set by do_exit() before it closes files.
@@ -192,6 +201,17 @@ impl TcpSocket {
         unsafe { load::<*const u8>(self.0, to_net) }
     }
 
+    /// The cookie of its network namespace, which lies at `to_cookie`; `None` where that cannot be read.
+    #[inline(always)]
+    pub fn netns_cookie(self, to_cookie: u32) -> Option<u64> {
+        let to_net = offset!(sock_net);
+        if to_net == NO_OFFSET || to_cookie == NO_OFFSET {
+            return None;
+        }
+        // SAFETY: as above; a pointer loaded from a typed one is typed, too, and a socket always has one.
+        unsafe { Some(load::<u64>(load::<*const u8>(self.0, to_net), to_cookie)) }
+    }
+
     /// Inode of its network namespace, 0 where that cannot be read.
     #[inline(always)]
     pub fn netns_inode(self) -> u32 {
@@ -207,6 +227,65 @@ impl TcpSocket {
             }
             load::<u32>(net, to_inum)
         }
+    }
+}
+
+/// The task that runs now, as the kernel has it (`struct task_struct`). One helper for what else takes three, and
+/// each of them returns more than once.
+#[derive(Clone, Copy)]
+pub struct Task(*const u8);
+
+impl Task {
+    /// `None` where an offset is not known.
+    #[inline(always)]
+    pub fn current() -> Option<Self> {
+        let offsets = [
+            offset!(task_pid),
+            offset!(task_tgid),
+            offset!(task_comm),
+            offset!(task_cgroups),
+            offset!(default_cgroup),
+            offset!(cgroup_node),
+            offset!(node_id),
+        ];
+        for offset in offsets {
+            if offset == NO_OFFSET {
+                return None;
+            }
+        }
+        // SAFETY: no arguments.
+        Some(Self(unsafe { bpf_get_current_task_btf() } as *const u8))
+    }
+
+    /// Process and thread, as `bpf_get_current_pid_tgid` packs them.
+    #[inline(always)]
+    pub fn pid_tgid(self) -> u64 {
+        let (process, thread) = (offset!(task_tgid), offset!(task_pid));
+        // SAFETY: the verifier has checked the offsets against the type.
+        let (process, thread) =
+            unsafe { (load::<u32>(self.0, process), load::<u32>(self.0, thread)) };
+        u64::from(process) << 32 | u64::from(thread)
+    }
+
+    /// As `bpf_get_current_cgroup_id`.
+    #[inline(always)]
+    pub fn cgroup_id(self) -> u64 {
+        let (to_sets, to_cgroup) = (offset!(task_cgroups), offset!(default_cgroup));
+        let (to_node, to_id) = (offset!(cgroup_node), offset!(node_id));
+        // SAFETY: as above; a pointer loaded from a typed one is typed, too, and none of them is ever null.
+        unsafe {
+            let sets = load::<*const u8>(self.0, to_sets);
+            let cgroup = load::<*const u8>(sets, to_cgroup);
+            load::<u64>(load::<*const u8>(cgroup, to_node), to_id)
+        }
+    }
+
+    /// Its name. (The kernel fills it up with zeros.)
+    #[inline(always)]
+    pub fn comm(self) -> [u64; COMM_LEN / 8] {
+        let at = offset!(task_comm);
+        // SAFETY: as above.
+        unsafe { [load::<u64>(self.0, at), load::<u64>(self.0, at + 8)] }
     }
 }
 

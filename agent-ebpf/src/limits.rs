@@ -11,7 +11,7 @@ use agent_common::{
     row::ROW_LIMITED,
 };
 
-use crate::{atomics, rows};
+use crate::{atomics, rows, taken};
 
 /// There is room; in enforce mode a place is claimed.
 pub const PASSES: u32 = 0;
@@ -140,7 +140,8 @@ pub unsafe fn count(stamp: *mut Stamp) -> bool {
     unsafe { rows::row((*stamp).row).is_some_and(|row| (*row).settings.flags & ROW_LIMITED != 0) }
 }
 
-/// An established connection is over. Nothing is returned where the row has another owner meanwhile:
+/// An established connection is over; if it has asked for nothing, it is known only now for what its connect was
+/// taken. Nothing is returned where the row has another owner meanwhile:
 /// the former one's count was thrown away with it. (It cannot get one in between: rows are emptied
 /// only after a grace period.)
 ///
@@ -157,6 +158,7 @@ pub unsafe fn over(stamp: *mut Stamp) {
         if let Some(row) = rows::row(index)
             && (*row).incarnation == (*stamp).incarnation
         {
+            taken::counts(stamp);
             atomics::add(&raw mut (*row).places, 0_u64.wrapping_sub(ONE_LIVE));
         }
     }

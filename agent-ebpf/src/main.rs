@@ -32,9 +32,11 @@ mod maps;
 mod opaque;
 mod outcome;
 mod paces;
+mod prints;
 mod probes;
 mod refusal;
 mod release;
+mod repeated;
 mod request;
 mod retries;
 mod rows;
@@ -43,9 +45,11 @@ mod settle;
 mod sockopt;
 mod speaks;
 mod stamps;
+mod taken;
 mod tls;
 mod tried;
 mod user_timeout;
+mod whole;
 
 /// Version of the ABI that this object was built with; the agent compares it with its own.
 #[unsafe(no_mangle)]

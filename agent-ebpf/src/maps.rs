@@ -16,6 +16,7 @@ use agent_common::{
     spin::{SPIN_SLOTS, Spin},
     stamp::{CONNECTION_SLOTS, COUNTED_MOST, SPILLED_MOST, Slot},
     tried::{TRIED_SLOTS, Tried},
+    whole::{MADE_SLOTS, Made, WHOLE_SLOTS, Whole},
     window::Block,
 };
 use aya_ebpf::{
@@ -100,7 +101,7 @@ pub static RECENTLY_ESTABLISHED: Array<u64> = Array::with_max_entries(RECENT_SLO
 pub const RECENT_SLOTS: u32 = 4096;
 
 /// Budget and counters of retries, an entry for each row. Written by the kernel, but where said. Mapped,
-/// 168 bytes an entry.
+/// 192 bytes an entry.
 #[map]
 pub static RETRIES: Array<Retries> = Array::with_max_entries(17, BPF_F_MMAPABLE);
 
@@ -136,6 +137,16 @@ pub static ASKED: Array<Asked> = Array::with_max_entries(ASKED_SLOTS, 0);
 /// bytes an entry.
 #[map]
 pub static TRIED: Array<Tried> = Array::with_max_entries(TRIED_SLOTS, 0);
+
+/// Requests that are compared byte for byte, at the place that the socket's cookie names. Written by the kernel. 40
+/// bytes an entry.
+#[map]
+pub static WHOLES: Array<Whole> = Array::with_max_entries(WHOLE_SLOTS, 0);
+
+/// Which of such requests processes have made, at the place that process, row and request name. Written by the
+/// kernel. 16 bytes an entry.
+#[map]
+pub static MADE: Array<Made> = Array::with_max_entries(MADE_SLOTS, 0);
 
 /// Failures and state changes for the agent. `ring_bytes`.
 #[map]

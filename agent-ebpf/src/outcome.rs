@@ -18,7 +18,7 @@ use agent_common::{
     window,
 };
 
-use crate::{atomics, begin, events, limits, maps, probes, rows};
+use crate::{atomics, begin, events, limits, maps, probes, rows, taken};
 
 const ENETDOWN: u32 = 100;
 const ENETUNREACH: u32 = 101;
@@ -183,6 +183,7 @@ pub unsafe fn abandoned(stamp: *mut Stamp, now: u64) {
     unsafe {
         let Some(row) = row_of(stamp) else { return };
         (*stamp).phase = PHASE_IDLE;
+        taken::counts(stamp);
         atomics::add(&raw mut (*row).abandoned, 1);
         if (*stamp).flags & STAMP_PROBE != 0 {
             let us = now.saturating_sub((*stamp).begun_ns) / 1000;
@@ -224,6 +225,7 @@ unsafe fn failed(stamp: *mut Stamp, now: u64, outcome: u32, error: u32, mut flag
         let Some(row) = row_of(stamp) else { return };
         (*stamp).phase = PHASE_IDLE;
         (*stamp).ended = ENDED_UNCONNECTED;
+        taken::counts(stamp);
         let us = now.saturating_sub((*stamp).begun_ns) / 1000;
         let counter = match outcome {
             OUTCOME_REFUSED => &raw mut (*row).failed_refused,

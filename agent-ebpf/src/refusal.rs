@@ -17,7 +17,7 @@ use aya_ebpf::{
 };
 
 use crate::{
-    atomics, events, maps,
+    atomics, events, held, maps,
     retries::{self, OVER_BUDGET, OVER_DEADLINE, OVER_LIMIT},
     rows, stamps, user_timeout,
 };
@@ -149,7 +149,7 @@ unsafe fn hold(ctx: *mut c_void, refusal: &Refusal, hold_ms: u32) -> bool {
         (*stamp).phase = PHASE_HELD;
         atomics::add32(&raw mut (*retries).held_spin, 1);
         rows::count(|c| &raw mut (*c).held);
-        rows::count(|c| &raw mut (*c).delayed);
+        held::delays();
         true
     }
 }

@@ -67,14 +67,12 @@ pub fn release(ctx: SockContext) -> i32 {
                     state: TCP_CLOSE,
                     error,
                     shut: if by_program { RCV_SHUTDOWN } else { 0 },
-                    exiting: error == 0 && by_program && kernel::current_is_exiting(),
                     unread: 0,
                     cookie,
                 };
-                let now = bpf_ktime_get_ns();
-                ends::closing(stamp, now, &change);
+                ends::closing(stamp, &change);
                 limits::over(stamp);
-                retries::known(stamp, cookie, now, (*stamp).ended);
+                retries::known(stamp, cookie, bpf_ktime_get_ns(), (*stamp).ended);
             }
             PHASE_STAMPED => {
                 held::ended(stamp);

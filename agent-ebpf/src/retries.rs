@@ -9,13 +9,15 @@ use agent_common::{
     budget::{self, Cells as _},
     pace,
     retry::{
-        BUSY, ENDED_UNCONNECTED, ENDED_WELL, HELD, MOST_REFUSALS, NO_LIMIT, NTH, SAMPLE_TICKS,
-        SELDOM_NS, TASK_SLOTS, Task, age_ns, fresh, is_in_time, is_new_second, is_to_come,
-        operation_begin_ns, operation_number, owner, pack_operation, pause, place, tick,
-        unpack_operation,
+        BUSY, ENDED_UNANSWERED, ENDED_UNCONNECTED, ENDED_WELL, HELD, MOST_REFUSALS, NO_LIMIT,
+        Rhythm, SAMPLE_TICKS, SELDOM_NS, TASK_SLOTS, Task, Trial, age_ns, beat, fresh, is_in_time,
+        is_new_second, is_retry, is_to_come, operation_begin_ns, operation_number, owner,
+        pack_operation, pause, place, tick, trial, unpack_operation,
     },
     row::ROW_RETRIES,
-    stamp::{PROTOCOL_HTTP1, STAMP_RENEWS, STAMP_WATCHED, unpack_request},
+    stamp::{
+        PROTOCOL_HTTP1, STAMP_RENEWS, STAMP_SPENT, STAMP_TAKEN, STAMP_WATCHED, unpack_request,
+    },
     tried::WELL,
 };
 use aya_ebpf::helpers::generated::bpf_get_current_pid_tgid;
@@ -54,7 +56,9 @@ pub unsafe fn looks(row: *mut Row, index: u32, before_ns: u64, now: u64) -> u32 
     let is_seldom = now.wrapping_sub(before_ns).wrapping_sub(1) > SELDOM_NS;
     // SAFETY: by contract, map memory.
     unsafe {
-        if (is_seldom || is_new_second(now, before_ns))
+        // (Or a program begins many at once: what the first ones ask for is known when one of them fails.)
+        let is_young = (&raw const (*row).attempts).read_volatile() < u64::from(BUSY);
+        if (is_seldom || is_young || is_new_second(now, before_ns))
             && hidden(renews(row, index, before_ns, now)) != 0
         {
             return STAMP_WATCHED | STAMP_RENEWS;
@@ -80,6 +84,18 @@ unsafe fn renews(row: *mut Row, index: u32, before_ns: u64, now: u64) -> u32 {
             (*retries).second = attempts;
         }
         u32::from(attempts.wrapping_sub((*retries).second) < BUSY)
+    }
+}
+
+/// What the stamp of a judged connect says of it, given what may be done to it: [`STAMP_TAKEN`] and [`STAMP_SPENT`].
+#[inline(never)]
+pub fn takes(operation: u64, mode: u32) -> u32 {
+    if !is_retry(operation) {
+        0
+    } else if mode == Mode::OFF {
+        STAMP_TAKEN
+    } else {
+        STAMP_TAKEN | STAMP_SPENT
     }
 }
 
@@ -152,6 +168,7 @@ unsafe fn claim(task: *mut Task, caller: u64, row: *mut Row) {
         (*task).in_doubt = 0;
         (*task).refusals = 0;
         (*task).failed = 0;
+        (*task).rhythm = Rhythm(0);
     }
 }
 
@@ -168,6 +185,8 @@ unsafe fn again(
     unsafe {
         let last_ns = (*task).last_ns;
         (*task).last_ns = now;
+        let distance = beat(now).wrapping_sub((*task).dialled);
+        (*task).dialled = beat(now);
         if last_ns == 0 {
             return 0;
         }
@@ -178,6 +197,16 @@ unsafe fn again(
         let bucket = hidden(pace::bucket(pause_ns));
         if (*task).ended == ENDED_WELL {
             (*pace).good = pace::with((*pace).good, bucket);
+            (*task).rhythm = (*task).rhythm.with_next(distance);
+            return 0;
+        }
+        if (*task).rhythm.keeps(distance) {
+            // It calls by the clock, and would have called now in any case.
+            (*task).ended = ENDED_WELL;
+            (*task).pending = 0;
+            (*task).retried_ns = 0;
+            (*task).refusals = 0;
+            (*task).failed = 0;
             return 0;
         }
         let is_soon = if pace::total((*pace).good) == 0 {
@@ -294,7 +323,8 @@ unsafe fn allowed(
         let mut held = 0;
         if mode != Mode::OFF {
             let limit = (*policy).limit;
-            if limit != NO_LIMIT && since > limit {
+            let is_beyond = limit != NO_LIMIT && since > limit;
+            if is_beyond && !tries(task, retries, (*policy).window_ns, now) {
                 if mode == Mode::ENFORCE {
                     atomics::add32(&raw mut (*retries).rejected_limit, 1);
                 } else {
@@ -326,19 +356,37 @@ unsafe fn allowed(
                 held = HELD;
             }
         }
-        passes(task, retries, first, number, since) | held
+        passes(task, first, number, since) | held
+    }
+}
+
+/// Whether an attempt beyond the limit is let pass all the same, to find out whether the destination answers again.
+/// (Where connects failed, the agent finds out by itself.)
+#[inline(never)]
+unsafe fn tries(task: *mut Task, retries: *mut Retries, window_ns: u64, now: u64) -> bool {
+    // SAFETY: by the caller, map memory.
+    unsafe {
+        if (*task).ended != ENDED_UNANSWERED {
+            return false;
+        }
+        // (0 is never.)
+        let now = tick(now) | 1;
+        let place = &raw mut (*retries).trial;
+        let last = place.read_volatile();
+        match trial(last, now, window_ns) {
+            Trial::No => false,
+            Trial::Begins => {
+                atomics::replace32(place, last, now);
+                false
+            }
+            Trial::Passes => atomics::replace32(place, last, now),
+        }
     }
 }
 
 /// A retry passes.
 #[inline(always)]
-unsafe fn passes(
-    task: *mut Task,
-    retries: *mut Retries,
-    first: u64,
-    number: u32,
-    since: u32,
-) -> u64 {
+unsafe fn passes(task: *mut Task, first: u64, number: u32, since: u32) -> u64 {
     // SAFETY: by the caller, map memory.
     unsafe {
         (*task).refusals = 0;
@@ -348,8 +396,6 @@ unsafe fn passes(
             // The pause after this connect says nothing of the pace after a good call.
             (*task).last_ns = 0;
         }
-        let nth = (number.wrapping_sub(1) as usize).min(NTH - 1);
-        atomics::add32((&raw mut (*retries).nth).cast::<u32>().add(nth), 1);
         pack_operation(first, number + 1, since + 1)
     }
 }
@@ -387,12 +433,9 @@ pub unsafe fn let_pass(index: u32, caller: u32) -> u64 {
         let Some(task) = maps::TASKS.get_ptr_mut(place(caller, TASK_SLOTS)) else {
             return 0;
         };
-        let Some(retries) = maps::RETRIES.get_ptr_mut(index) else {
-            return 0;
-        };
         let (first, number, since) = unpack_operation((*task).operation);
         (*task).open += 1;
-        passes(task, retries, first, number, since)
+        passes(task, first, number, since)
     }
 }
 

@@ -23,7 +23,7 @@ use crate::{
 };
 
 /// From start to the `ready` line; the machine may be busy with other tests.
-const READY: Duration = Duration::from_secs(60);
+const READY: Duration = Duration::from_secs(180);
 /// From SIGTERM to the end.
 const STOP: Duration = Duration::from_secs(60);
 /// For what the agent does by itself and soon.

@@ -1,9 +1,12 @@
-//! Somebody else's program on the connect hook.
+//! Somebody else's program on the connect hook, and somebody who takes ours off.
 
 use std::{
-    fs::File,
+    fs::{self, File},
     io,
-    os::fd::{AsRawFd as _, FromRawFd as _, OwnedFd},
+    os::{
+        fd::{AsRawFd as _, FromRawFd as _, OwnedFd},
+        unix::fs::MetadataExt as _,
+    },
 };
 
 use crate::cgroup::TestCgroup;
@@ -11,7 +14,8 @@ use crate::cgroup::TestCgroup;
 const BPF_PROG_LOAD: libc::c_long = 5;
 const BPF_PROG_ATTACH: libc::c_long = 8;
 const BPF_PROG_TYPE_CGROUP_SOCK_ADDR: u32 = 18;
-const BPF_CGROUP_INET4_CONNECT: u32 = 10;
+/// The hook on IPv4 connects (`enum bpf_attach_type`).
+pub const CONNECT4: u32 = 10;
 const BPF_F_ALLOW_MULTI: u32 = 1 << 1;
 /// Helpers by number (include/uapi/linux/bpf.h).
 const GET_RETVAL: i32 = 186;
@@ -105,6 +109,20 @@ pub fn refuse_all(group: &TestCgroup, errno: i32) {
     );
 }
 
+/// Attaches a program to IPv4 connects of the group that lets everything pass, whatever programs before it
+/// have decided. It goes with the group.
+pub fn undo_refusals(group: &TestCgroup) {
+    attach(
+        group,
+        &[
+            instruction(0xb7, 1, 0, 0),
+            instruction(0x85, 0, 0, SET_RETVAL),
+            instruction(0xb7, 0, 0, 1),
+            instruction(0x95, 0, 0, 0), // exit: pass
+        ],
+    );
+}
+
 /// Attaches a sock_ops program to the group that, once a connection is established, takes away every
 /// callback that anybody has asked for. It goes with the group.
 pub fn take_callbacks(group: &TestCgroup) {
@@ -129,7 +147,7 @@ pub fn take_callbacks(group: &TestCgroup) {
 
 /// Loads a program and attaches it to IPv4 connects of the group.
 fn attach(group: &TestCgroup, code: &[Instruction]) {
-    let kind = (BPF_PROG_TYPE_CGROUP_SOCK_ADDR, BPF_CGROUP_INET4_CONNECT);
+    let kind = (BPF_PROG_TYPE_CGROUP_SOCK_ADDR, CONNECT4);
     attach_as(group, kind, code);
 }
 
@@ -158,5 +176,56 @@ fn attach_as(group: &TestCgroup, (prog_type, attach_type): (u32, u32), code: &[I
             attach_type,
             attach_flags: BPF_F_ALLOW_MULTI,
         },
+    );
+}
+
+/// The part of `union bpf_attr` that asking for a link by its id uses.
+#[repr(C)]
+#[derive(Default)]
+struct LinkId {
+    id: u32,
+    next_id: u32,
+    open_flags: u32,
+}
+
+/// Takes the programs of a process off a hook of the group, where they are attached by links.
+pub fn detach(process: i32, group: &TestCgroup, attach_type: u32) {
+    const LINK_GET_FD_BY_ID: libc::c_long = 30;
+    const LINK_DETACH: libc::c_long = 34;
+    let metadata = fs::metadata(group.path()).expect("stat the group");
+    let wanted = [
+        format!("cgroup_id:\t{}", metadata.ino()),
+        format!("attach_type:\t{attach_type}"),
+    ];
+    let descriptors = fs::read_dir(format!("/proc/{process}/fdinfo")).expect("look at descriptors");
+    let mut links = 0;
+    for entry in descriptors.flatten() {
+        // Closed meanwhile: none of those.
+        let text = fs::read_to_string(entry.path()).unwrap_or_default();
+        let has = |line: &String| text.lines().any(|of| of == line);
+        let id = text
+            .lines()
+            .find_map(|line| line.strip_prefix("link_id:\t"));
+        let (Some(id), true) = (id, wanted.iter().all(has)) else {
+            continue;
+        };
+        let id = id.parse().expect("an id");
+        let fd = bpf(
+            LINK_GET_FD_BY_ID,
+            &mut LinkId {
+                id,
+                ..LinkId::default()
+            },
+        );
+        // SAFETY: the descriptor was just made and belongs to nobody else.
+        let link = unsafe { OwnedFd::from_raw_fd(fd) };
+        bpf(LINK_DETACH, &mut [link.as_raw_fd() as u32]);
+        links += 1;
+    }
+    assert_eq!(
+        links,
+        1,
+        "links of process {process} on {}",
+        group.path().display()
     );
 }

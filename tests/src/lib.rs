@@ -23,6 +23,7 @@ pub mod place;
 pub mod process;
 pub mod server;
 pub mod talk;
+pub mod terminal;
 pub mod timed;
 pub mod tls;
 pub mod truth;

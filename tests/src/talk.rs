@@ -3,6 +3,7 @@
 use std::{
     io::{Read as _, Write as _},
     net::{SocketAddr, TcpStream},
+    time::Duration,
 };
 
 use serde_json::Value;
@@ -28,6 +29,57 @@ pub const IDLE: &str = "time.sleep(0.7)";
 /// The program waits for longer than `gave_up`, also where a busy machine has made answers slow: three times
 /// what a destination usually takes is not yet given up.
 pub const PATIENCE: &str = "time.sleep(3)";
+
+/// A server that the test writes, and an agent before it.
+pub struct Scene {
+    /// The server.
+    pub server: Server,
+    /// The namespaces: client and server.
+    pub net: TestNet,
+    /// The control group of programs.
+    pub group: TestCgroup,
+    /// The agent.
+    pub agent: Agent,
+}
+
+impl Scene {
+    /// With this configuration, and a server that does this with each connection.
+    pub fn new(
+        label: &str,
+        config: &str,
+        handler: impl Fn(TcpStream) + Send + Sync + 'static,
+    ) -> Self {
+        let net = TestNet::new();
+        let server = Server::with(&net.server, TO, handler);
+        let group = TestCgroup::new(label);
+        let agent = Agent::start(&group, config);
+        Self {
+            server,
+            net,
+            group,
+            agent,
+        }
+    }
+
+    /// A program that has run this code.
+    pub fn python(&self, code: &str) -> Interpreter {
+        let mut python = Interpreter::start(&self.group, &self.net.client);
+        python.run(code);
+        python
+    }
+
+    /// Runs a program that ends well within a minute; what it prints.
+    pub fn run(&self, program: Program) -> String {
+        let program = program.in_cgroup(&self.group).in_netns(&self.net.client);
+        program.within(Duration::from_secs(60)).run().good()
+    }
+
+    /// These were the outcomes.
+    #[track_caller]
+    pub fn expect(&self, wanted: &[(&str, u64)]) -> Value {
+        expect(&self.agent, DESTINATION, wanted)
+    }
+}
 
 /// A program, a server that the test writes, and an agent between them.
 pub struct Talk {
@@ -62,6 +114,30 @@ impl Talk {
         let config = format!("[defaults.breaker]\nwindow_age = \"30m\"\n{breaker}");
         let agent = Agent::start_for_loops(&group, &config);
         let python = Interpreter::start(&group, &net.client);
+        Self {
+            server,
+            net,
+            group,
+            agent,
+            python,
+        }
+    }
+
+    /// With this configuration, and a program that has run this code.
+    pub fn under(
+        label: &str,
+        config: &str,
+        code: &str,
+        handler: impl Fn(TcpStream) + Send + Sync + 'static,
+    ) -> Self {
+        let scene = Scene::new(label, config, handler);
+        let python = scene.python(code);
+        let Scene {
+            server,
+            net,
+            group,
+            agent,
+        } = scene;
         Self {
             server,
             net,

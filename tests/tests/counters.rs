@@ -1,6 +1,6 @@
 //! Counters are exact under concurrency, also when events are lost.
 
-use std::net::SocketAddr;
+use std::{net::SocketAddr, time::Duration};
 
 use rustix::process::Signal;
 use serde_json::Value;
@@ -78,6 +78,36 @@ fn nothing_is_missed_when_events_are_lost() {
     assert_eq!(row["attempts"], 3, "{row:#}");
 }
 
+/// After a standstill the failures of that time are not taken for good calls before they have been read.
+#[test]
+fn failures_are_no_good_calls_after_a_standstill() {
+    let (net, group) = (TestNet::new(), TestCgroup::new("standstill"));
+    let agent = Agent::start(&group, "[defaults]\nbreaker = \"off\"\nretry = \"off\"\n");
+    let mut events = agent.follow(&["--all"]);
+    let to = TestNet::server4(8080);
+    let mut dialer = Dialer::start(DIAL, &group, &net.client);
+    agent.signal(Signal::STOP);
+    // More than a window holds, fewer than the ring.
+    const FAILURES: u64 = 100;
+    for _ in 0..FAILURES {
+        assert_eq!(dialer.connect(to).errno, libc::ECONNREFUSED);
+    }
+    // It is the standstill that counts: for longer than the agent is between two looks at all calls.
+    std::thread::sleep(Duration::from_millis(1_500));
+    agent.signal(Signal::CONT);
+    let _server = Server::start(&net.server, to);
+    assert_eq!(dialer.connect(to).errno, 0);
+    let good = events.wait("the good call", |event| {
+        event["kind"] == "calls" && event["to_seq"].as_u64() > Some(FAILURES)
+    });
+    assert_eq!(good["from_seq"], FAILURES + 1, "{good:#}");
+    let seen = events.seen();
+    let runs: Vec<&Value> = seen.iter().filter(|e| e["kind"] == "calls").collect();
+    assert_eq!(runs.len(), 1, "{runs:#?}");
+    let failed = seen.iter().filter(|e| e["kind"] == "failure").count() as u64;
+    assert_eq!(failed, FAILURES);
+}
+
 #[test]
 fn successes_are_counted_from_many_threads() {
     let (net, group) = (TestNet::new(), TestCgroup::new("many"));
@@ -127,7 +157,7 @@ fn the_loser_of_a_race_is_abandoned() {
     let row = (1..=8).find_map(|count| {
         dialer.open(slow, 1, How::default());
         assert_eq!(
-            dialer.settle(std::time::Duration::from_millis(300)),
+            dialer.settle(Duration::from_millis(300)),
             [libc::EINPROGRESS]
         );
         // Ordered together: what is established and what is closed are microseconds apart.

@@ -2,40 +2,13 @@
 
 use serde_json::json;
 use tests::{
-    agent::Agent,
-    cgroup::TestCgroup,
-    interpreter::Interpreter,
     need,
-    net::TestNet,
-    server::Server,
-    talk::{CONNECT, DESTINATION, TO, wait_end},
+    talk::{CONNECT, DESTINATION, Talk, wait_end},
 };
 
-struct Scene {
-    _server: Server,
-    net: TestNet,
-    agent: Agent,
-    python: Interpreter,
-    _group: TestCgroup,
-}
-
-impl Scene {
-    fn new(label: &str, keepalive: &str) -> Self {
-        let net = TestNet::new();
-        let server = Server::with(&net.server, TO, wait_end);
-        let group = TestCgroup::new(label);
-        let config = format!("[defaults.timeouts]\nkeepalive = \"{keepalive}\"\n");
-        let agent = Agent::start(&group, &config);
-        let mut python = Interpreter::start(&group, &net.client);
-        python.run(OPTIONS);
-        Self {
-            _server: server,
-            net,
-            agent,
-            python,
-            _group: group,
-        }
-    }
+fn scene(label: &str, keepalive: &str) -> Talk {
+    let config = format!("[defaults.timeouts]\nkeepalive = \"{keepalive}\"\n");
+    Talk::under(label, &config, OPTIONS, wait_end)
 }
 
 /// Keepalive: on or off, idle time, interval, probes.
@@ -49,7 +22,7 @@ def options(s):
 #[test]
 fn it_is_switched_on_and_given_back() {
     need!("python3");
-    let mut scene = Scene::new("keepalive", "40s");
+    let mut scene = scene("keepalive", "40s");
     scene.python.value(CONNECT);
     assert_eq!(scene.python.value("options(s)"), json!([1, 40, 10, 4]));
     let row = scene.agent.row(DESTINATION);
@@ -70,7 +43,7 @@ fn it_is_switched_on_and_given_back() {
 #[test]
 fn the_programs_own_stays() {
     need!("python3");
-    let mut scene = Scene::new("keepalive-own", "40s");
+    let mut scene = scene("keepalive-own", "40s");
     scene.python.run(
         "
 s = socket.socket()
@@ -93,7 +66,7 @@ s.connect(('10.77.0.2', 8080))
 #[test]
 fn a_dead_peer_is_noticed() {
     need!("python3", "nft");
-    let mut scene = Scene::new("keepalive-dead", "1s");
+    let mut scene = scene("keepalive-dead", "1s");
     scene.python.value(CONNECT);
     scene.net.server.nft(
         "add table inet gone\n\

@@ -304,10 +304,12 @@ fn a_second_agent_on_a_control_group_is_said() {
     let group = TestCgroup::new("twice");
     let first = Agent::start(&group, "");
     let second = Agent::start(&group, "");
-    let said = "another agent is attached to cgroup";
-    wait::until("the warning", SOON, || {
-        second.log().contains(said).then_some(())
-    });
+    let said = "another agent (process ";
+    second.wait_log(&format!(
+        "another agent (process {}) is attached to cgroup {}, too",
+        first.pid(),
+        group.path().display()
+    ));
     assert!(!first.log().contains(said), "{}", first.log());
     let options = second.options().clone();
     assert_eq!(first.stop().code(), 0);
@@ -315,5 +317,33 @@ fn a_second_agent_on_a_control_group_is_said() {
     let mut program = options.program();
     program = program.arg("--takeover");
     let third = options.start_as(program);
+    let text = third.command(&["doctor"]).good();
+    assert!(!text.contains(said), "{text}");
     assert!(!third.log().contains(said), "{}", third.log());
+}
+
+#[test]
+fn an_agent_on_an_outer_or_inner_control_group_is_said() {
+    let outer_group = TestCgroup::new("outer");
+    let (middle_group, inner_group) = (
+        outer_group.child("middle"),
+        outer_group.child("middle/inner"),
+    );
+    let middle = Agent::start(&middle_group, "");
+    let inner = Agent::start(&inner_group, "");
+    inner.wait_log(&format!(
+        "another agent (process {}) is attached to cgroup {}, which holds {}",
+        middle.pid(),
+        middle_group.path().display(),
+        inner_group.path().display()
+    ));
+    let outer = Agent::start(&outer_group, "");
+    for (agent, group) in [(&middle, &middle_group), (&inner, &inner_group)] {
+        outer.wait_log(&format!(
+            "another agent (process {}) is attached to cgroup {}, which is inside {}",
+            agent.pid(),
+            group.path().display(),
+            outer_group.path().display()
+        ));
+    }
 }

@@ -25,8 +25,8 @@ use tests::{
 };
 
 /// No answer takes as long on the busiest machine; the publishers are idle for longer.
-const READ: &str = "[defaults.timeouts]\nread = \"3s\"\n[defaults.breaker]\nwindow_age = \"30m\"\n";
-const IDLE: Duration = Duration::from_secs(5);
+const READ: &str = "[defaults.timeouts]\nread = \"5s\"\n[defaults.breaker]\nwindow_age = \"30m\"\n";
+const IDLE: Duration = Duration::from_secs(7);
 
 /// A publisher of Debian's that publishes what it reads, and stays as long as it may read.
 fn publisher(place: &Place, qos: &str) -> Running {
@@ -61,8 +61,9 @@ fn what_is_published_over_mqtt_is_owed_no_answer() {
 
     // QoS 0: nothing but the login is answered.
     let publishers: Vec<_> = (0..6).map(|_| publisher(&place, "0")).collect();
-    let row = agent.wait_row(DESTINATION, "six logins", |row| row["responses"] == 6);
-    assert_eq!(row["in_flight"], 0, "{row:#}");
+    agent.wait_row(DESTINATION, "six logins, and no more", |row| {
+        row["responses"] == 6 && row["in_flight"] == 0
+    });
     std::thread::sleep(IDLE);
     publishers.into_iter().for_each(ends);
     let row = expect(&agent, DESTINATION, &[("responses", 6)]);
@@ -212,10 +213,9 @@ fn what_is_never_answered_is_learned() {
     talk.value("s.sendall(b'x')");
     assert_eq!(talk.python.errno("s.recv(9)"), libc::ECONNABORTED);
     talk.value("s.close()");
-    let row = talk.agent.wait_row(DESTINATION, "a read timeout", |row| {
-        row["failures"]["read_timeout"] == 1 && row["in_flight"] == 0
+    talk.agent.wait_row(DESTINATION, "a read timeout", |row| {
+        row["failures"]["read_timeout"] == 1 && judged(row).1 == 4 && row["in_flight"] == 0
     });
-    assert_eq!(row["windows"]["exchanges"]["failures"], 4, "{row:#}");
     // It is forgotten by a reset.
     talk.agent.command(&["reset", DESTINATION]).good();
     assert_eq!(talk.agent.row(DESTINATION)["traits"], json!([]));

@@ -2,7 +2,6 @@
 
 use std::{
     io::Write as _,
-    net::TcpStream,
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering},
@@ -13,43 +12,10 @@ use std::{
 use rustix::process::Signal;
 use serde_json::{Value, json};
 use tests::{
-    agent::Agent,
-    cgroup::TestCgroup,
-    interpreter::Interpreter,
     need,
-    net::TestNet,
     outcome::{expect, judged},
-    server::Server,
-    talk::{CONNECT, DESTINATION, TO, read_byte, wait_end},
+    talk::{CONNECT, DESTINATION, Scene, read_byte, wait_end},
 };
-
-struct Scene {
-    _server: Server,
-    net: TestNet,
-    group: TestCgroup,
-    agent: Agent,
-}
-
-impl Scene {
-    fn new(label: &str, config: &str, handler: impl Fn(TcpStream) + Send + Sync + 'static) -> Self {
-        let net = TestNet::new();
-        let server = Server::with(&net.server, TO, handler);
-        let group = TestCgroup::new(label);
-        let agent = Agent::start(&group, config);
-        Self {
-            _server: server,
-            net,
-            group,
-            agent,
-        }
-    }
-
-    fn python(&self) -> Interpreter {
-        let mut python = Interpreter::start(&self.group, &self.net.client);
-        python.run(TIMED);
-        python
-    }
-}
 
 /// `timed(f)`: what `f` ends with, and after how many milliseconds.
 const TIMED: &str = "
@@ -100,7 +66,7 @@ fn a_read_ends_on_time() {
             wait_end,
         );
         let mut follow = scene.agent.follow(&[]);
-        let mut python = scene.python();
+        let mut python = scene.python(TIMED);
         let tries = ends_on_time(value_ms, LATE_MS, || {
             python.value(CONNECT);
             python.value("timed(lambda: s.sendall(b'x') or s.recv(9))")
@@ -142,7 +108,7 @@ fn a_request_on_an_old_connection_is_bounded_too() {
             }
         },
     );
-    let mut python = scene.python();
+    let mut python = scene.python(TIMED);
     python.value(CONNECT);
     for _ in 0..20 {
         python.value("s.sendall(b'x')");
@@ -175,7 +141,7 @@ fn an_upload_is_not_waiting() {
         }
         let _ = stream.write_all(b"y");
     });
-    let mut python = scene.python();
+    let mut python = scene.python(TIMED);
     python.value(CONNECT);
     // Ten bytes, three seconds in all.
     python.value("[(s.sendall(b'x'), time.sleep(0.3)) for _ in range(10)] and 0");
@@ -199,7 +165,7 @@ fn an_upload_that_is_held_up_is_not_waiting() {
         }
         let _ = stream.write_all(b"y");
     });
-    let mut python = scene.python();
+    let mut python = scene.python(TIMED);
     python.value(CONNECT);
     python.value("s.sendall(bytes(8 << 20))");
     assert_eq!(python.value("len(s.recv(9))"), 1);
@@ -212,7 +178,7 @@ fn a_stopped_program_is_left_alone() {
     need!("python3");
     // (It is stopped before that is over, on the busiest machine.)
     let scene = Scene::new("read-stopped", &config("read = \"2s\""), wait_end);
-    let mut python = scene.python();
+    let mut python = scene.python(TIMED);
     python.value(CONNECT);
     python.value("s.sendall(b'x')");
     python.signal(Signal::STOP);
@@ -232,7 +198,7 @@ fn a_deadline_bounds_the_whole_exchange() {
     need!("python3");
     // The program sends a byte now and then: never silent, and not done before the deadline.
     let scene = Scene::new("deadline", &config("deadline = \"600ms\""), wait_end);
-    let mut python = scene.python();
+    let mut python = scene.python(TIMED);
     python.value(CONNECT);
     let answer =
         python.value("timed(lambda: [(s.sendall(b'x'), time.sleep(0.05)) for _ in range(40)])");
@@ -249,7 +215,7 @@ fn a_deadline_bounds_the_whole_exchange() {
 fn a_deadline_holds_from_the_first_syn() {
     need!("python3", "nft");
     let scene = Scene::new("deadline-syn", &config("deadline = \"2s\""), wait_end);
-    let mut python = scene.python();
+    let mut python = scene.python(TIMED);
     python.run(
         "
 def operation():
@@ -276,7 +242,7 @@ fn observe_mode_only_counts() {
         std::thread::sleep(Duration::from_secs(4));
         let _ = stream.write_all(b"y");
     });
-    let mut python = scene.python();
+    let mut python = scene.python(TIMED);
     python.value(CONNECT);
     python.value("s.sendall(b'x')");
     assert_eq!(python.value("len(s.recv(9))"), 1);
@@ -298,7 +264,7 @@ fn observe_mode_only_counts() {
 fn a_timeout_that_is_switched_on_holds_at_once() {
     need!("python3");
     let scene = Scene::new("read-reload", "", wait_end);
-    let mut python = scene.python();
+    let mut python = scene.python(TIMED);
     python.value(CONNECT);
     python.value("s.sendall(b'x')");
     let row = scene.agent.row(DESTINATION);
@@ -317,7 +283,7 @@ fn a_thousand_at_once() {
         "read = \"2s\"\n[defaults.breaker]\nconsecutive_failures = \"off\"\nfailure_rate = \"off\"",
     );
     let scene = Scene::new("read-many", &config, wait_end);
-    let mut python = scene.python();
+    let mut python = scene.python(TIMED);
     python.run(
         "
 import selectors

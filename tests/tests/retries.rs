@@ -6,6 +6,10 @@
     reason = "figures for docs/RETRIES.md, shown by --nocapture"
 )]
 
+#[path = "retries/asked.rs"]
+mod asked;
+#[path = "retries/pollers.rs"]
+mod pollers;
 #[path = "retries/programs.rs"]
 mod programs;
 

@@ -7,21 +7,16 @@ use std::{
     time::Duration,
 };
 
-use serde_json::{Value, json};
+use serde_json::json;
 use tests::{
-    agent::Agent,
-    cgroup::TestCgroup,
-    clients,
-    interpreter::Interpreter,
     need,
-    net::TestNet,
-    nginx::Nginx,
-    outcome::{expect, judged},
-    process::{Program, python},
-    server::{Server, read_head},
-    skip,
-    talk::{CONNECT, DESTINATION, TO, wait_end},
+    outcome::judged,
+    server::read_head,
+    talk::{CONNECT, DESTINATION, Scene, wait_end},
 };
+
+#[path = "uploads/programs.rs"]
+mod programs;
 
 /// The read timeout of these tests, ms.
 const READ_MS: i64 = 1_000;
@@ -97,45 +92,6 @@ fn receive(mut stream: TcpStream) {
     }
 }
 
-struct Scene {
-    _server: Server,
-    net: TestNet,
-    group: TestCgroup,
-    agent: Agent,
-}
-
-impl Scene {
-    fn new(label: &str, config: &str, handler: fn(TcpStream)) -> Self {
-        let net = TestNet::new();
-        let server = Server::with(&net.server, TO, handler);
-        let group = TestCgroup::new(label);
-        let agent = Agent::start(&group, config);
-        Self {
-            _server: server,
-            net,
-            group,
-            agent,
-        }
-    }
-
-    fn python(&self) -> Interpreter {
-        let mut python = Interpreter::start(&self.group, &self.net.client);
-        python.run(PIECES);
-        python
-    }
-
-    /// Runs a program that uploads something, and ends well.
-    fn run(&self, program: Program) -> String {
-        let program = program.in_cgroup(&self.group).in_netns(&self.net.client);
-        program.within(Duration::from_secs(60)).run().good()
-    }
-
-    #[track_caller]
-    fn expect(&self, wanted: &[(&str, u64)]) -> Value {
-        expect(&self.agent, DESTINATION, wanted)
-    }
-}
-
 /// `pieces(list)`: sends them on `s`, with a pause before each but the first. `timed(f)`: what `f` ends with,
 /// and after how many milliseconds. `length(n)`, `chunks()`: heads.
 const PIECES: &str = r"
@@ -165,7 +121,7 @@ def chunks(path='/'):
 fn of_a_known_length() {
     need!("python3");
     let scene = Scene::new("up-length", &config(), receive);
-    let mut python = scene.python();
+    let mut python = scene.python(PIECES);
     python.value(CONNECT);
     for sent in [
         "[length(30), b'x' * 10, b'GET /x HTTP/1.1\\n'[:10], b'x' * 10]",
@@ -184,7 +140,7 @@ fn of_a_known_length() {
 fn in_chunks() {
     need!("python3");
     let scene = Scene::new("up-chunks", &config(), receive);
-    let mut python = scene.python();
+    let mut python = scene.python(PIECES);
     python.value(CONNECT);
     for sent in [
         r"[chunks(), b'3\r\n0\r\n\r\n', b'2', b'\r\nxy\r\n0\r\n\r\n']",
@@ -214,7 +170,7 @@ fn in_other_words() {
         let _ = stream.write_all(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok");
         wait_end(stream);
     });
-    let mut python = scene.python();
+    let mut python = scene.python(PIECES);
     python.run(
         r"
 def at_once(heads):
@@ -266,7 +222,7 @@ fn what_is_not_told() {
         }
         wait_end(stream);
     });
-    let mut python = scene.python();
+    let mut python = scene.python(PIECES);
     let mut ended = 0;
     for (head, answer, rest) in [
         // Methods of which no body is expected, or that are not known.
@@ -315,7 +271,7 @@ fn what_is_not_told() {
 fn behind_an_expectation() {
     need!("python3");
     let scene = Scene::new("up-100", &config(), receive);
-    let mut python = scene.python();
+    let mut python = scene.python(PIECES);
     python.value(CONNECT);
     let line = r"'Content-Length: 20\r\nExpect: 100-continue'";
     for (path, interim) in [("/continue", 25), ("/", 0)] {
@@ -342,7 +298,7 @@ fn what_is_finished_is_waited_for() {
         config()
     );
     let scene = Scene::new("up-silent", &config, receive);
-    let mut python = scene.python();
+    let mut python = scene.python(PIECES);
     for (pieces, last) in [
         ("[length(20, '/silent'), b'x' * 10]", "b'x' * 10"),
         (r"[chunks('/silent'), b'5\r\nhello\r\n']", r"b'0\r\n\r\n'"),
@@ -377,7 +333,7 @@ fn the_rest_after_an_early_answer() {
             wait_end(stream);
         }
     });
-    let mut python = scene.python();
+    let mut python = scene.python(PIECES);
     python.value(CONNECT);
     python.value("pieces([length(100)])");
     assert_eq!(python.value("len(s.recv(99))"), 38);
@@ -411,7 +367,7 @@ fn nothing_is_asked_on_a_connection_that_was_handed_over() {
         }
         wait_end(stream);
     });
-    let mut python = scene.python();
+    let mut python = scene.python(PIECES);
     for (i, upgrade) in [
         "head('/containers/x/attach', 'Upgrade: tcp\\r\\nContent-Length: 0')",
         "b'CONNECT a:4222 HTTP/1.1\\r\\nHost: a\\r\\n\\r\\n'",
@@ -439,7 +395,7 @@ fn nobody_is_given_up_on_in_the_middle() {
     need!("python3");
     let config = "[defaults.timeouts]\nread = \"60s\"\n[defaults.breaker]\ngave_up = \"300ms\"\n";
     let scene = Scene::new("up-gave-up", config, receive);
-    let mut python = scene.python();
+    let mut python = scene.python(PIECES);
     for sent in ["length(20) + b'x'", r"chunks() + b'5\r\nhel'"] {
         python.value(CONNECT);
         python.value(&format!("pieces([{sent}])"));
@@ -458,7 +414,7 @@ fn nothing_hangs_in_the_middle() {
     need!("python3");
     let config = "[defaults.breaker]\nhung = \"1s\"\n";
     let scene = Scene::new("up-hung", config, receive);
-    let mut python = scene.python();
+    let mut python = scene.python(PIECES);
     python.value(CONNECT);
     python.value("pieces([length(20), b'x' * 10, b'x' * 10])");
     assert_eq!(python.value("len(s.recv(99))"), 40);
@@ -497,7 +453,7 @@ fn of_answers_to_pipelined_requests_nothing_is_known() {
         }
         wait_end(stream);
     });
-    let mut python = scene.python();
+    let mut python = scene.python(PIECES);
     python.value(CONNECT);
     python.value(r"s.sendall(b'GET / HTTP/1.1\r\nHost: x\r\n\r\n') or 0");
     python.value(r"s.sendall(b'HEAD / HTTP/1.1\r\nHost: x\r\n\r\n') or 0");
@@ -507,92 +463,4 @@ fn of_answers_to_pipelined_requests_nothing_is_known() {
     assert_eq!(python.value("rest(79)"), 79);
     let row = scene.expect(&[("responses", 2)]);
     assert_eq!(judged(&row), (2, 0), "{row:#}");
-}
-
-// --- real programs
-
-/// From a pipe: in chunks, behind an expectation that this server does not answer.
-#[test]
-fn curl_from_a_pipe() {
-    need!("curl");
-    let scene = Scene::new("up-curl", &config(), receive);
-    let command = format!(
-        "(printf one; sleep 2.2; printf two; sleep 2.2; printf three) | \
-         curl -q -sS -H 'Expect: 100-continue' -T - http://{TO}/"
-    );
-    let said = scene.run(Program::new("sh").args(["-c", &command]));
-    assert_eq!(said, "ok");
-    scene.expect(&[("responses", 1)]);
-}
-
-#[test]
-fn urllib3_from_a_generator() {
-    need!("python3");
-    if !clients::has_urllib3() {
-        skip!("urllib3 is not installed");
-    }
-    let scene = Scene::new("up-urllib3", &config(), receive);
-    let script = format!(
-        "import time, urllib3\n\
-         def parts():\n\
-         \x20   for part in [b'one', b'0\\r\\n', b'three']:\n\
-         \x20       yield part\n\
-         \x20       time.sleep(2.2)\n\
-         pool = urllib3.PoolManager(retries=False)\n\
-         for _ in range(2):\n\
-         \x20   assert pool.request('POST', 'http://{TO}/', body=parts()).data == b'ok'\n"
-    );
-    scene.run(Program::new(python()).args(["-c", &script]));
-    scene.expect(&[("responses", 2)]);
-}
-
-#[test]
-fn node_piece_by_piece() {
-    need!("node");
-    let scene = Scene::new("up-node", &config(), receive);
-    let script = format!(
-        "const http = require('http');\n\
-         const pause = () => new Promise(done => setTimeout(done, 2200));\n\
-         async function upload(headers) {{\n\
-         \x20 const request = http.request('http://{TO}/', {{ method: 'PUT', headers }});\n\
-         \x20 const answer = new Promise((done, failed) => {{\n\
-         \x20   request.on('response', done); request.on('error', failed); }});\n\
-         \x20 request.flushHeaders();\n\
-         \x20 for (const part of ['one', 'two', 'three']) {{ await pause(); request.write(part); }}\n\
-         \x20 await pause();\n\
-         \x20 request.end();\n\
-         \x20 const response = await answer;\n\
-         \x20 if (response.statusCode !== 200) throw new Error('status');\n\
-         \x20 response.resume();\n\
-         }}\n\
-         upload({{ 'Content-Length': 11 }}).then(() => upload({{}})).then(() => process.exit(0),\n\
-         \x20 error => {{ console.error(error); process.exit(1); }});\n"
-    );
-    scene.run(Program::new("node").args(["-e", &script]));
-    scene.expect(&[("responses", 2)]);
-}
-
-/// A proxy that hands on an upload as it comes.
-#[test]
-fn nginx_that_does_not_buffer() {
-    need!("nginx", "python3");
-    let scene = Scene::new("up-nginx", &config(), receive);
-    let address = "127.0.0.1:8000".parse().expect("an address");
-    let server = format!(
-        "listen {address}; location / {{ proxy_pass http://{TO}; proxy_http_version 1.1; \
-         proxy_request_buffering off; }}"
-    );
-    let _nginx = Nginx::start_in(&scene.group, &scene.net.client, address, &server);
-    let mut python = Interpreter::start_outside(&scene.net.client);
-    python.run(PIECES);
-    for sent in [
-        "[length(20), b'x' * 10, b'x' * 10]",
-        r"[chunks(), b'5\r\nhello\r\n', b'3\r\n0\r\n\r\n', b'0\r\n\r\n']",
-    ] {
-        python.value("(s := socket.create_connection(('127.0.0.1', 8000))) and 0");
-        python.value(&format!("pieces({sent})"));
-        let said = python.value("s.recv(99)[9:12].decode()");
-        assert_eq!(said, json!("200"), "{sent}");
-    }
-    scene.expect(&[("responses", 2)]);
 }

@@ -9,14 +9,9 @@ use std::{
 
 use serde_json::Value;
 use tests::{
-    agent::Agent,
-    cgroup::TestCgroup,
-    interpreter::Interpreter,
     need,
-    net::TestNet,
     outcome::expect,
-    server::Server,
-    talk::{CONNECT, DESTINATION, TO, echo, read_byte, wait_end},
+    talk::{CONNECT, DESTINATION, Talk, echo, read_byte, wait_end},
 };
 
 /// After the value, and at most so many ms later: queued data is looked at every 200 ms at the latest, and
@@ -24,34 +19,9 @@ use tests::{
 /// hold up anybody.)
 const LATE_MS: i64 = 20_000;
 
-struct Scene {
-    _server: Server,
-    net: TestNet,
-    agent: Agent,
-    python: Interpreter,
-    _group: TestCgroup,
-}
-
-impl Scene {
-    fn new(
-        label: &str,
-        timeouts: &str,
-        handler: impl Fn(TcpStream) + Send + Sync + 'static,
-    ) -> Self {
-        let net = TestNet::new();
-        let server = Server::with(&net.server, TO, handler);
-        let group = TestCgroup::new(label);
-        let agent = Agent::start(&group, &format!("[defaults.timeouts]\n{timeouts}\n"));
-        let mut python = Interpreter::start(&group, &net.client);
-        python.run(SEND);
-        Self {
-            _server: server,
-            net,
-            agent,
-            python,
-            _group: group,
-        }
-    }
+fn scene(label: &str, timeouts: &str, handler: impl Fn(TcpStream) + Send + Sync + 'static) -> Talk {
+    let config = format!("[defaults.timeouts]\n{timeouts}\n");
+    Talk::under(label, &config, SEND, handler)
 }
 
 /// `send(n)`: what sending n bytes ends with, and after how many milliseconds without progress.
@@ -95,7 +65,7 @@ fn a_peer_that_stops_reading() {
     for value_ms in [100, 1000] {
         let (_end, handler) = hold();
         let write = format!("write = \"{value_ms}ms\"");
-        let mut scene = Scene::new("write", &write, handler);
+        let mut scene = scene("write", &write, handler);
         let mut follow = scene.agent.follow(&[]);
         scene.python.value(CONNECT);
         assert_ended(&scene.python.value("send(64 << 20)"), value_ms);
@@ -112,7 +82,7 @@ fn a_peer_that_stops_reading() {
 #[test]
 fn a_peer_that_vanished() {
     need!("python3");
-    let mut scene = Scene::new("write-gone", "write = \"600ms\"", wait_end);
+    let mut scene = scene("write-gone", "write = \"600ms\"", wait_end);
     scene.python.value(CONNECT);
     scene.python.value("s.sendall(bytes(1000))");
     scene.net.server.nft(
@@ -128,7 +98,7 @@ fn a_peer_that_vanished() {
 fn a_slow_reader_is_left_alone() {
     need!("python3");
     // (No thread is held up for so long on the busiest machine.)
-    let mut scene = Scene::new("write-slow", "write = \"3s\"", |mut stream| {
+    let mut scene = scene("write-slow", "write = \"3s\"", |mut stream| {
         let mut buffer = vec![0; 1 << 20];
         let mut left = 12 << 20;
         while left > 0 {
@@ -157,7 +127,7 @@ fn a_slow_reader_is_left_alone() {
 fn an_idle_connection_is_left_alone() {
     need!("python3");
     let timeouts = "write = \"2s\"\nread = \"2s\"";
-    let mut scene = Scene::new("write-idle", timeouts, echo);
+    let mut scene = scene("write-idle", timeouts, echo);
     scene.python.value(CONNECT);
     scene
         .python
@@ -172,7 +142,7 @@ fn an_idle_connection_is_left_alone() {
 #[test]
 fn an_answer_that_stalls() {
     need!("python3");
-    let mut scene = Scene::new("stall", "stall = \"2s\"", |mut stream| {
+    let mut scene = scene("stall", "stall = \"2s\"", |mut stream| {
         read_byte(&mut stream);
         for _ in 0..8 {
             // Slow but moving.

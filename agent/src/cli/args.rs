@@ -57,13 +57,18 @@ pub enum Command {
         #[arg(long)]
         json: bool,
     },
+    /// Show the destinations live, worst first, with what happens a second; q or Ctrl-C ends it.
+    ///
+    /// Refreshed each second. Where the output is no terminal: one table, with the rates of one second.
+    Top,
     /// Print the events that the agent has kept, oldest first. Times are UTC.
     Events {
         /// Go on with new events as they happen, until interrupted [default: end after the kept
         /// ones]
         #[arg(long)]
         follow: bool,
-        /// Print failures and runs of good calls, too [default: only decisions]
+        /// Print failures, runs of good calls and redials, too [default: decisions, refusals and
+        /// timeouts]
         #[arg(long)]
         all: bool,
         /// Print one JSON object a line [default: one line of text each]
@@ -88,6 +93,16 @@ pub enum Command {
     Check {
         /// The file, in TOML
         file: PathBuf,
+    },
+    /// Say whether this node is really protected, what stands in the way, and what to do about it.
+    ///
+    /// Asks the agent; without one it looks at what `run` would need, which loads the programs for a moment
+    /// and attaches nothing. Exit codes: 0 protected (perhaps with warnings), 1 a problem because of which it
+    /// is not, 3 no agent answers, 4 the kernel lacks what is required.
+    Doctor {
+        /// Print JSON, with every key always present [default: text]
+        #[arg(long)]
+        json: bool,
     },
     /// Say what a configuration would have done to calls that were recorded.
     ///
@@ -114,7 +129,7 @@ pub struct RunArgs {
     /// Address of /metrics, /healthz and /readyz, or none; port 0 takes a free one
     #[arg(long, value_name = "ADDR:PORT|none", default_value = "127.0.0.1:9469")]
     pub listen: Listen,
-    /// Directory for what survives a restart: pause, manual states, open breakers
+    /// Directory for what survives a restart: pause, orders by hand, breakers, names
     #[arg(long, value_name = "DIR", default_value = "/var/lib/backstop")]
     pub state_dir: PathBuf,
     /// Take over from the agent that is live on the socket, without a gap: it ends once this one

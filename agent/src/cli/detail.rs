@@ -160,7 +160,8 @@ fn bypassed(row: &Row) -> String {
                 .to_owned()
         }
         Some(Bypass::MaxOpenShare) => format!(
-            "it should be open, and all pass: so many endpoints of {} refuse already (max_open_share)",
+            "it should be open, and all pass: as many endpoints of {} as may refuse already refuse, or \
+             let only a share pass after an outage (max_open_share)",
             row.name
                 .as_deref()
                 .map_or_else(|| "its name".to_owned(), clean)

@@ -8,6 +8,7 @@ mod config;
 #[cfg(test)]
 mod deployed;
 mod detail;
+mod doctor;
 mod event_text;
 mod explain;
 mod explain_text;
@@ -18,12 +19,14 @@ mod status;
 mod table;
 #[cfg(test)]
 mod tests;
+mod top;
 mod units;
 
 use std::{
     io::{self, Write},
     path::Path,
     process::ExitCode,
+    time::Duration,
 };
 
 use clap::Parser;
@@ -44,6 +47,9 @@ pub const EXIT_USAGE: u8 = 2;
 pub const EXIT_UNREACHABLE: u8 = 3;
 /// The kernel lacks what is required.
 pub const EXIT_KERNEL: u8 = 4;
+
+/// An agent that does not answer `doctor` within this time is not well, whatever it does instead.
+const DOCTORS_PATIENCE: Duration = Duration::from_secs(10);
 
 /// The commands that other parts of the agent carry out.
 pub struct Parts {
@@ -102,6 +108,10 @@ pub fn main(parts: &Parts) -> ExitCode {
             }
         }
         Command::Check { file } => (parts.check)(&file),
+        Command::Doctor { json } => {
+            let client = Client::new(&socket).with_patience(DOCTORS_PATIENCE);
+            ExitCode::from(examine(&client, json, &mut Output::stdout()))
+        }
         Command::Replay(args) => {
             let mut out = Output::stdout();
             let done = replay::replay(&args, &mut out).and_then(|()| Ok(out.flush()?));
@@ -111,14 +121,27 @@ pub fn main(parts: &Parts) -> ExitCode {
     }
 }
 
-/// Carries out a command that asks the agent; returns the exit code.
-fn ask(client: &Client, command: Command, out: &mut Output<'_>) -> u8 {
-    let runtime = match tokio::runtime::Builder::new_current_thread()
+/// Carries out `doctor`, which says by its exit code what it has found.
+fn examine(client: &Client, json: bool, out: &mut Output<'_>) -> u8 {
+    let found = runtime().and_then(|runtime| runtime.block_on(doctor::doctor(client, json, out)));
+    match found.and_then(|code| Ok(out.flush().map(|()| code)?)) {
+        Ok(code) => code,
+        Err(failure) => report(&failure),
+    }
+}
+
+fn runtime() -> Result<tokio::runtime::Runtime, Failure> {
+    tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
-    {
+        .map_err(|error| Failure::Said(format!("starting: {error}")))
+}
+
+/// Carries out a command that asks the agent; returns the exit code.
+fn ask(client: &Client, command: Command, out: &mut Output<'_>) -> u8 {
+    let runtime = match runtime() {
         Ok(runtime) => runtime,
-        Err(error) => return report(&Failure::Said(format!("starting: {error}"))),
+        Err(failure) => return report(&failure),
     };
     let done = runtime.block_on(async {
         match command {
@@ -134,7 +157,11 @@ fn ask(client: &Client, command: Command, out: &mut Output<'_>) -> u8 {
             Command::Reset { target } => manual::reset(client, &target, out).await,
             Command::Pause { duration } => manual::pause(client, duration, out).await,
             Command::Resume => manual::resume(client, out).await,
-            Command::Run(_) | Command::Check { .. } | Command::Replay(_) => Ok(()),
+            Command::Top => top::top(client, out).await,
+            Command::Run(_)
+            | Command::Check { .. }
+            | Command::Doctor { .. }
+            | Command::Replay(_) => Ok(()),
         }
     });
     match done.and_then(|()| Ok(out.flush()?)) {

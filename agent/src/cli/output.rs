@@ -10,6 +10,8 @@ pub struct Output<'a> {
     writer: Box<dyn Write + 'a>,
     /// Whether colours may be used.
     pub colour: bool,
+    /// A terminal on which something can be shown live.
+    pub live: bool,
     /// Columns.
     pub width: usize,
 }
@@ -31,6 +33,7 @@ impl Output<'_> {
         Self {
             writer: Box::new(io::BufWriter::new(stdout)),
             colour: terminal && !plain && !dumb,
+            live: terminal && !dumb,
             width: width.max(80),
         }
     }
@@ -43,6 +46,7 @@ impl<'a> Output<'a> {
         Self {
             writer: Box::new(writer),
             colour: false,
+            live: false,
             width: WIDTH,
         }
     }

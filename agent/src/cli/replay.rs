@@ -227,7 +227,7 @@ mod tests {
 DESTINATION    WORKLOAD  POLICY   CONNECTS  EXCHANGES  FAILED  REFUSED  OF THOSE GOOD  STATE
 10.0.0.5:5432  shop      default  12        0          2       1        0              open
 
-5 lines, 2s 200ms long, from 2026-11-28T12:03:03.000Z to 2026-11-28T12:03:05.200Z.
+5 lines, 2s200ms long, from 2026-11-28T12:03:03.000Z to 2026-11-28T12:03:05.200Z.
 Of 1 refused connects 1 had failed and 0 had succeeded.
 Skipped, since they say nothing of calls: 1 config.
 ";

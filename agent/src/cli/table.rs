@@ -20,14 +20,15 @@ pub struct Style {
     pub now: Timestamp,
 }
 
-const RED: &str = "31";
-const YELLOW: &str = "33";
+pub(super) const RED: &str = "31";
+pub(super) const GREEN: &str = "32";
+pub(super) const YELLOW: &str = "33";
 const MAGENTA: &str = "35";
-const LOUD: &str = "1;37;41";
+pub(super) const LOUD: &str = "1;37;41";
 
 /// Fewest columns for a workload.
-const WORKLOAD_MIN: usize = 12;
-const GAP: usize = 2;
+pub(super) const WORKLOAD_MIN: usize = 12;
+pub(super) const GAP: usize = 2;
 
 /// Orders that are listed.
 const ORDERS: usize = 10;
@@ -176,13 +177,17 @@ pub fn order(order: &ManualState) -> (String, String) {
     (what, who)
 }
 
-struct Cell {
-    text: String,
-    right: bool,
-    colour: &'static str,
+/// One field of a table.
+pub(super) struct Cell {
+    /// What it says, harmless for a terminal.
+    pub text: String,
+    /// Set to the right, as numbers are.
+    pub right: bool,
+    /// ANSI code; empty: none.
+    pub colour: &'static str,
 }
 
-fn left(text: impl Into<String>) -> Cell {
+pub(super) fn left(text: impl Into<String>) -> Cell {
     Cell {
         text: text.into(),
         right: false,
@@ -190,7 +195,7 @@ fn left(text: impl Into<String>) -> Cell {
     }
 }
 
-fn right(text: impl Into<String>) -> Cell {
+pub(super) fn right(text: impl Into<String>) -> Cell {
     Cell {
         right: true,
         ..left(text)
@@ -236,7 +241,7 @@ fn cells(row: &Row, mode: Mode) -> [Cell; 8] {
 
 /// The window that says most: the one that opened the breaker, else the one with the larger share of
 /// failed and slow calls.
-fn window(row: &Row) -> String {
+pub(super) fn window(row: &Row) -> String {
     let Windows {
         connects,
         exchanges,
@@ -257,7 +262,7 @@ fn window(row: &Row) -> String {
     }
 }
 
-fn p99(row: &Row) -> String {
+pub(super) fn p99(row: &Row) -> String {
     match (row.response_latency_us.p99, row.connect_latency_us.p99) {
         (None, Some(connect)) => format!("({})", micros(Some(connect))),
         (response, _) => micros(response),

@@ -1,7 +1,9 @@
 //! The command line, and whole commands against a server with a fake backend.
 
+mod doctor;
 mod texts;
 mod told;
+mod top;
 
 use clap::CommandFactory;
 
@@ -29,12 +31,14 @@ fn the_command_line_is_the_one_of_the_contract() {
             "pause",
             "resume",
             "status",
+            "top",
             "events",
             "explain",
             "trip",
             "hold-closed",
             "reset",
             "check",
+            "doctor",
             "replay"
         ]
     );
@@ -51,7 +55,7 @@ fn the_command_line_is_the_one_of_the_contract() {
     assert!(args.takeover && args.print_config);
     for bad in [
         "backstop",
-        "backstop top",
+        "backstop top 10.0.0.5:5432",
         "backstop run --mode off",
         "backstop run --listen localhost:1",
         "backstop run --listen 127.0.0.1",
@@ -121,8 +125,8 @@ Options:
                                  file, else enforce] [possible values: enforce, observe]
       --listen <ADDR:PORT|none>  Address of /metrics, /healthz and /readyz, or none; port 0 takes a
                                  free one [default: 127.0.0.1:9469]
-      --state-dir <DIR>          Directory for what survives a restart: pause, manual states, open
-                                 breakers [default: /var/lib/backstop]
+      --state-dir <DIR>          Directory for what survives a restart: pause, orders by hand,
+                                 breakers, names [default: /var/lib/backstop]
       --takeover                 Take over from the agent that is live on the socket, without a gap:
                                  it ends once this one enforces [default: refuse to start beside it]
       --print-config             Print the configuration that would be used, and end
@@ -203,8 +207,12 @@ async fn commands_against_an_agent() {
     assert_eq!(code, 0);
     assert_eq!(
         text,
-        "[2001:db8::1]:443 is refused for 1m 30s, for workload a/b: 2 rows now, and those still to come\n"
+        "[2001:db8::1]:443 is refused for 1m30s, for workload a/b: 2 rows now, and those still to come\n"
     );
+    let (_, text) = command(client, "trip [2001:db8::1]:443 --for 365d").await;
+    assert!(text.contains(" is refused for 365d, "), "{text}");
+    let (code, _) = command(client, "trip [2001:db8::1]:443 --workload a/b --for 90s").await;
+    assert_eq!(code, 0);
     let asked = backend.asked().last().cloned();
     assert_eq!(
         asked.as_deref(),

@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use crate::{kernel::events::printable, policy::format_duration};
+
 /// `850us`, `1.2ms`, `35ms`, `2.0s`; `-` for nothing.
 pub fn micros(us: Option<u64>) -> String {
     let Some(us) = us else {
@@ -26,12 +28,12 @@ pub fn age(ms: u64) -> String {
     }
 }
 
-/// As exact as it is: `250ms`, `2s`, `1h 30m`.
+/// As exact as it is, and as it would be asked for: `250ms`, `2s`, `1h30m`, `365d`.
 pub fn exact(ms: u64) -> String {
-    humantime::format_duration(Duration::from_millis(ms)).to_string()
+    format_duration(Duration::from_millis(ms))
 }
 
-/// To the second, for times that run: `12s`, `3h 12m 5s`.
+/// To the second, for times that run: `12s`, `3h12m5s`.
 pub fn running(ms: u64) -> String {
     exact(ms / 1_000 * 1_000)
 }
@@ -76,12 +78,10 @@ pub fn number(of: u64, what: &str) -> String {
     }
 }
 
-/// A name that a program or an administrator chose, made harmless for a terminal: control
-/// characters become `?`.
+/// A name that a program or an administrator chose, made harmless for a terminal: control characters, and
+/// those that change the order of a line, become `?`.
 pub fn clean(text: &str) -> String {
-    text.chars()
-        .map(|c| if c.is_control() { '?' } else { c })
-        .collect()
+    text.chars().map(printable).collect()
 }
 
 /// At most `width` characters, cut at the left, where paths say least.

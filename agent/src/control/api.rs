@@ -3,6 +3,7 @@
 //! Names, order and spelling of the keys are a fixed interface: scripts rely on them, and a test
 //! compares them with the contract. Every key is always there; what is unknown is `null`.
 
+mod doctor;
 mod event;
 mod explain;
 mod status;
@@ -14,6 +15,10 @@ use std::{fmt, time::Duration};
 
 use serde::{Deserialize, Serialize};
 
+pub use doctor::{
+    Check, CheckStatus, DoctorAgent, DoctorMemory, DoctorReport, DoctorRows, HookReport,
+    OtherProgram, Position,
+};
 pub use event::{
     CallsLatency, Cause, ConfigAction, Event, EventRecord, OrderAction, SafetyAction, TimeoutKind,
 };
@@ -181,7 +186,7 @@ pub const MANUAL_DEFAULT: Duration = Duration::from_secs(600);
 /// Longest time that `for` accepts: beyond a year somebody mistyped.
 pub const FOR_MAX: Duration = Duration::from_secs(366 * 24 * 3600);
 
-/// Parses the `for` of a pause or a manual state: a duration such as `90s`, `15m` or `1h 30m`,
+/// Parses the `for` of a pause or a manual state: a duration such as `90s`, `15m` or `1h30m`,
 /// from one millisecond to [`FOR_MAX`].
 ///
 /// # Errors

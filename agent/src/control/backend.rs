@@ -5,8 +5,8 @@ use std::{future::Future, pin::Pin, sync::Arc, time::Duration};
 use tokio::sync::broadcast;
 
 use super::api::{
-    ApiError, ConfigView, EventRecord, Explanation, Handover, Health, ManualResult, PauseResult,
-    Peer, ReloadResult, StatusEnvelope,
+    ApiError, ConfigView, DoctorReport, EventRecord, Explanation, Handover, Health, ManualResult,
+    PauseResult, Peer, ReloadResult, StatusEnvelope,
 };
 
 /// An answer that the daemon gives when it gets to it.
@@ -88,6 +88,9 @@ pub trait Backend: Send + Sync + 'static {
 
     /// The configuration in force.
     fn config(&self) -> Answer<ConfigView>;
+
+    /// Whether this node is really protected.
+    fn doctor(&self) -> Answer<DoctorReport>;
 
     /// Events. With `all` also failures and calls, in as far as the daemon keeps them; the server
     /// filters the ones to come.

@@ -204,7 +204,7 @@ pub enum Action {
         row: RowId,
         /// Why it should be open; of kind `None` where it was open and is closed for the others' sake.
         reason: Reason,
-        /// How many refuse already.
+        /// How many refuse already, or ramp up.
         group: Full,
     },
     /// Failures of many destinations at once have begun or are over: while they last, nothing is

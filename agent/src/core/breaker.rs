@@ -168,7 +168,7 @@ pub(super) struct Step<'a> {
     pub(super) holds: bool,
     /// Somebody else's breaker is open for this destination, for connect failures.
     pub(super) hinted: bool,
-    /// Too many endpoints of the same name refuse already.
+    /// As many endpoints of the same name as may refuse already, or ramp up.
     pub(super) full: Option<Full>,
     pub(super) out: &'a mut Vec<Action>,
 }

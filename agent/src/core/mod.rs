@@ -32,6 +32,7 @@ mod groups;
 mod hints;
 pub mod hung;
 mod redial;
+pub mod refusing;
 mod rng;
 mod saved;
 mod scope;

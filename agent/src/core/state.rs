@@ -63,7 +63,7 @@ impl State {
 pub enum Bypass {
     /// Most destinations fail at once ([`Correlated`](super::Correlated)).
     Correlated,
-    /// Too many endpoints of its name refuse already.
+    /// As many endpoints of its name as may refuse already, or ramp up.
     MaxOpenShare,
 }
 

@@ -15,8 +15,8 @@ use crate::{
     control::{
         Answer, Backend, Caller, EventFeed, Manual,
         api::{
-            ApiError, ConfigView, Explanation, Handover, Health, ManualResult, PauseResult, Peer,
-            ReloadResult, StatusEnvelope, parse_destination,
+            ApiError, ConfigView, DoctorReport, Explanation, Handover, Health, ManualResult,
+            PauseResult, Peer, ReloadResult, StatusEnvelope, parse_destination,
         },
     },
     kernel::{Table, clock},
@@ -75,6 +75,8 @@ pub enum Request {
     Reload(Peer, Reply<ReloadResult>),
     /// The configuration in force.
     Config(Reply<ConfigView>),
+    /// Whether this node is protected.
+    Doctor(Reply<DoctorReport>),
     /// Prometheus text.
     Metrics(Reply<String>),
 }
@@ -185,6 +187,10 @@ impl Backend for Handle {
 
     fn config(&self) -> Answer<ConfigView> {
         self.ask(Request::Config)
+    }
+
+    fn doctor(&self) -> Answer<DoctorReport> {
+        self.ask(Request::Doctor)
     }
 
     fn events(&self, all: bool) -> EventFeed {

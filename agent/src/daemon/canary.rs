@@ -10,7 +10,7 @@ use std::{
     collections::HashSet,
     fs,
     io::{BufRead as _, BufReader, Write as _},
-    net::{Ipv4Addr, SocketAddrV4},
+    net::{Ipv4Addr, SocketAddrV4, SocketAddrV6},
     os::unix::fs::MetadataExt as _,
     path::{Path, PathBuf},
     process::{Child, ChildStdin, ChildStdout, Command, Stdio},
@@ -69,6 +69,8 @@ pub struct Proof {
     pub canary: Option<u64>,
     /// The row that the canary has left, to be given up.
     pub row: Option<RowId>,
+    /// Connects by an IPv6 socket were seen, too; false where there is no IPv6.
+    pub connect6: bool,
 }
 
 /// See [`Proof`].
@@ -88,6 +90,7 @@ pub fn prove(table: &Table, hidden: &Hidden, cgroup: &Path) -> Proof {
         finding: Finding::Nothing,
         canary: None,
         row: None,
+        connect6: false,
     };
     let found = run(table, hidden, cgroup, &mut proof)
         .with_context(|| format!("prove enforcement in cgroup {}", cgroup.display()));
@@ -112,7 +115,7 @@ fn run(table: &Table, hidden: &Hidden, cgroup: &Path, proof: &mut Proof) -> Resu
     let mut canary = Canary::start(&nest, address.port())?;
 
     let without_row = table.counters().without_row;
-    canary.connect()?;
+    canary.connect(Family::V4)?;
     let find = || {
         table.used().find(|(_, row)| {
             row.key.cgroup_id == nest.id && row.key.port_be == address.port().to_be()
@@ -131,6 +134,7 @@ fn run(table: &Table, hidden: &Hidden, cgroup: &Path, proof: &mut Proof) -> Resu
     );
     let mode = table.mode();
     if mode == Mode::OFF {
+        proof.connect6 = canary.by_ipv6(find, |row| row.attempts == 2)?;
         return Ok(true);
     }
     // Whatever policy loopback has, the canary's own row has none.
@@ -148,7 +152,7 @@ fn run(table: &Table, hidden: &Hidden, cgroup: &Path, proof: &mut Proof) -> Resu
         flags: 0,
     };
     table.set_verdict(id, verdict, Nanos(clock::now().0 + 60_000_000_000), 1);
-    let errno = canary.connect()?;
+    let errno = canary.connect(Family::V4)?;
     let (_, row): (RowId, Row) = find().context("the canary's row is gone")?;
     if table.mode() != mode {
         return Ok(false);
@@ -165,11 +169,40 @@ fn run(table: &Table, hidden: &Hidden, cgroup: &Path, proof: &mut Proof) -> Resu
             "a connect from there was not judged"
         );
     }
+    proof.connect6 = canary.by_ipv6(find, |row| match mode {
+        Mode::ENFORCE => row.rejected_breaker == 2,
+        _ => row.would_reject_breaker == 2,
+    })?;
     Ok(true)
+}
+
+/// By which socket the canary connects.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Family {
+    V4,
+    /// An IPv6 socket, to the same address in its mapped form: another hook, and the same row.
+    Mapped,
+}
+
+impl Family {
+    /// The canary's order.
+    const fn word(self) -> &'static str {
+        match self {
+            Self::V4 => "4",
+            Self::Mapped => "6",
+        }
+    }
 }
 
 /// Name of a canary's cgroup, before the agent's process id.
 const NEST: &str = "backstop-canary-";
+
+/// Whether a workload is called like the cgroup of a canary, ours or another agent's. Anybody may call one so.
+pub fn is_nest(workload: &str) -> bool {
+    let name = workload.rsplit('/').next().unwrap_or_default();
+    let owner = name.strip_prefix(NEST).unwrap_or_default();
+    !owner.is_empty() && owner.bytes().all(|byte| byte.is_ascii_digit())
+}
 
 /// Removes canary cgroups that a killed agent has left below a cgroup: an empty one in the way
 /// keeps its parent from being removed.
@@ -242,10 +275,33 @@ impl Canary {
         })
     }
 
+    /// Has it connect once by IPv6; whether that was `seen` in its row. False where it cannot be told: there
+    /// is no IPv6, another program has refused before ours, or the mode was changed meanwhile.
+    fn by_ipv6(
+        &mut self,
+        find: impl Fn() -> Option<(RowId, Row)>,
+        seen: impl Fn(&Row) -> bool,
+    ) -> Result<bool> {
+        let (_, before) = find().context("the canary's row is gone")?;
+        let errno = self.connect(Family::Mapped)?;
+        if errno == libc::EAFNOSUPPORT {
+            return Ok(false);
+        }
+        let (_, row) = find().context("the canary's row is gone")?;
+        // Whichever way it was counted, the hook has run.
+        let counted =
+            |row: &Row| row.attempts + row.local + row.rejected_breaker + row.would_reject_breaker;
+        ensure!(
+            counted(&row) != counted(&before),
+            "a connect from there by IPv6 was not seen: the program on connect6 is attached but does not run"
+        );
+        Ok(seen(&row))
+    }
+
     /// Has it connect once; the errno, 0 when it was connected.
-    fn connect(&mut self) -> Result<i32> {
+    fn connect(&mut self, family: Family) -> Result<i32> {
         let orders = self.orders.as_mut().context("the canary is gone")?;
-        orders.write_all(b"\n").context("order the canary")?;
+        writeln!(orders, "{}", family.word()).context("order the canary")?;
         let mut fds = [rustix::event::PollFd::new(
             self.answers.get_ref(),
             rustix::event::PollFlags::IN,
@@ -279,8 +335,8 @@ impl Drop for Canary {
     }
 }
 
-/// The canary process: joins the cgroup, then connects once for each line on stdin and prints the
-/// errno. Returns the exit code.
+/// The canary process: joins the cgroup, then connects once for each line on stdin (by an IPv6 socket if it
+/// says 6) and prints the errno. Returns the exit code.
 pub fn play(cgroup: &Path, port: u16) -> u8 {
     let join = fs::write(cgroup.join("cgroup.procs"), std::process::id().to_string());
     if let Err(error) = join {
@@ -295,10 +351,14 @@ pub fn play(cgroup: &Path, port: u16) -> u8 {
     let address = SocketAddrV4::new(Ipv4Addr::LOCALHOST, port);
     let mut line = String::new();
     while std::io::stdin().read_line(&mut line).is_ok_and(|n| n > 0) {
-        line.clear();
         // The socket's cgroup is that of its creation: only now it is the right one.
-        let result = socket(AddressFamily::INET, SocketType::STREAM, None)
-            .and_then(|socket| connect(&socket, &address));
+        let result = if line.trim() == Family::Mapped.word() {
+            by_ipv6_socket(address)
+        } else {
+            socket(AddressFamily::INET, SocketType::STREAM, None)
+                .and_then(|socket| connect(&socket, &address))
+        };
+        line.clear();
         let errno = result.err().map_or(0, rustix::io::Errno::raw_os_error);
         let mut stdout = std::io::stdout();
         if writeln!(stdout, "{errno}")
@@ -309,4 +369,12 @@ pub fn play(cgroup: &Path, port: u16) -> u8 {
         }
     }
     0
+}
+
+fn by_ipv6_socket(address: SocketAddrV4) -> rustix::io::Result<()> {
+    let socket = socket(AddressFamily::INET6, SocketType::STREAM, None)?;
+    // Whatever net.ipv6.bindv6only says.
+    rustix::net::sockopt::set_ipv6_v6only(&socket, false)?;
+    let mapped = SocketAddrV6::new(address.ip().to_ipv6_mapped(), address.port(), 0, 0);
+    connect(&socket, &mapped)
 }

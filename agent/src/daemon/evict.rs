@@ -57,7 +57,7 @@ impl Evictions {
                 continue;
             }
             *owners.entry(row.key.cgroup_id).or_default() += 1;
-            let is_idle = row.pending() == 0 && row.exchanges_in_flight == 0 && !is_counted(&row);
+            let is_idle = row.pending() == 0 && row.exchanges_in_flight() == 0 && !is_counted(&row);
             if is_idle && !leaving.contains(&id.index) {
                 idle.push((true, row.last_connect_ns, id, row.key.cgroup_id));
             }
@@ -141,7 +141,7 @@ impl Evictions {
             let Some(row) = table.row(index) else {
                 return false;
             };
-            if row.pending() != 0 || row.exchanges_in_flight != 0 {
+            if row.pending() != 0 || row.exchanges_in_flight() != 0 {
                 return true;
             }
             // Histograms first: whoever takes the row finds one for it then.

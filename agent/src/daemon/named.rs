@@ -245,7 +245,7 @@ impl Node {
         self.keeper.heard();
     }
 
-    fn renamed(&mut self, changes: Vec<Change>) {
+    pub(super) fn renamed(&mut self, changes: Vec<Change>) {
         for change in changes {
             *self.naming.changed.entry(change.place).or_default() |= change.new_owner;
         }
@@ -370,8 +370,13 @@ impl Node {
             ReasonKind::None => "was open and is closed again",
             _ => "should be open and stays closed",
         };
+        // One whose admission ramps up refuses a share, and counts.
+        let others = match open {
+            1 => "1 refuses already or lets only a share pass".to_owned(),
+            _ => format!("{open} refuse already or let only a share pass"),
+        };
         let message = format!(
-            "{destination} {what}: of {of} endpoints of {name}, {open} refuse already, and breakers never \
+            "{destination} {what}: of {of} endpoints of {name}, {others}, and breakers never \
              cut off the last path (breaker.max_open_share)"
         );
         let workload = view::workload(id, &row, &mut self.names);

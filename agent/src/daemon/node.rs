@@ -16,11 +16,14 @@ use agent_common::{
 use super::{
     backend::Handle,
     canary::Hidden,
+    checkup::Checkup,
     evict::Evictions,
+    gone::Census,
     journal::{Journal, WallClock},
     latency::Latencies,
     memo::{keeper::Keeper, restore::Restored},
     named::{self, Naming, Sizes},
+    neighbours::{Neighbours, is_self_test},
     orders::Orders,
     pause::Pause,
     plan::{Plan, Ticks},
@@ -98,12 +101,18 @@ pub struct Node {
     pub(super) latencies: Latencies,
     pub(super) responses: Latencies,
     pub(super) tally: Tally,
+    /// Self-tests of other agents.
+    pub(super) neighbours: Neighbours,
+    /// What `doctor` is told besides.
+    pub(super) checkup: Checkup,
     /// Cgroup ids of our own canaries.
     pub hidden: Hidden,
     /// What operators have ordered.
     pub(super) orders: Orders,
     /// Names of destinations.
     pub(super) naming: Naming,
+    /// Which of the namespaces that names were heard in are there.
+    pub(super) census: Census,
     /// What came back from the agent before, in a few words.
     pub(super) restored: Option<String>,
     /// Orders whose time was over while no agent ran: to be said at the start.
@@ -172,12 +181,15 @@ impl Node {
             latencies: Latencies::default(),
             responses: Latencies::default(),
             tally,
+            neighbours: Neighbours::default(),
+            checkup: Checkup::default(),
             hidden,
             restored: restored.said(),
             over: restored.over,
             orders: restored.orders,
             keeper,
             naming,
+            census: Census::new(clock::now()),
             failed_at: Nanos(0),
             counted_at: Nanos(0),
             unnamed: Vec::new(),
@@ -272,6 +284,7 @@ impl Node {
                 self.journal.publish(WallClock::read().at(at), event);
             }
             Notice::Correlated(change) => self.correlated(change),
+            Notice::CaughtUp(at) => self.tell_calls(at),
             Notice::Drained(id, on_open, connections) => {
                 let Some(row) = self.shown(id) else { return };
                 let event = Event::Drained {
@@ -342,6 +355,7 @@ impl Node {
             // Nobody could be asked just now: the policy may depend on the name.
             self.unnamed.push(id);
         }
+        self.note_neighbour(id, &workload);
         let names = named::of_row(&self.naming.hosts, &row);
         let wanted = self.plan.settings_for(&destination, &workload, &names);
         let settings = Settings {
@@ -383,6 +397,9 @@ impl Node {
         let Some(row) = self.shown(id) else { return };
         let destination = view::destination(id, &row);
         let workload = view::workload(id, &row, &mut self.names);
+        if is_self_test(&workload, &row) {
+            return;
+        }
         let time = WallClock::read().at(Nanos(event.at_ns));
         if event.flags & (EVENT_OUR_TIMEOUT | EVENT_WOULD) != 0 {
             self.journal.publish(

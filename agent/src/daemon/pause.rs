@@ -47,6 +47,11 @@ impl Pause {
         Ok(Self { file, current })
     }
 
+    /// The state directory.
+    pub fn directory(&self) -> &Path {
+        self.file.parent().unwrap_or(&self.file)
+    }
+
     /// The pause in force.
     pub fn current(&self) -> Option<&Paused> {
         self.current.as_ref()

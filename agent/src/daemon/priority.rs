@@ -64,6 +64,14 @@ fn arm_cap() -> std::io::Result<()> {
     Ok(())
 }
 
+/// Whether the event thread has real-time priority now, as the kernel says.
+pub fn is_raised() -> bool {
+    let tid = EVENT_THREAD.load(Ordering::Relaxed);
+    // SAFETY: takes a number and returns one.
+    let policy = unsafe { libc::sched_getscheduler(tid) };
+    tid != 0 && policy >= 0 && policy & !libc::SCHED_RESET_ON_FORK == libc::SCHED_FIFO
+}
+
 /// Whether the priority was dropped since [`raise`].
 pub fn was_dropped() -> bool {
     EVENT_THREAD.load(Ordering::Relaxed) == 0

@@ -22,8 +22,8 @@ use std::{
 use agent_common::{
     Event as KernelEvent, EventKind,
     event::{
-        EVENT_EXCHANGE, EVENT_QUIET, EVENT_REFUSED, EVENT_RETRY_LIMIT, OUTCOME_ABANDONED,
-        OUTCOME_ESTABLISHED, OUTCOME_LOCAL, OUTCOME_RESPONSE,
+        EVENT_EXCHANGE, EVENT_QUIET, EVENT_REFUSED, EVENT_RETRY_LIMIT, EVENT_UNDER_WAY,
+        OUTCOME_ABANDONED, OUTCOME_ESTABLISHED, OUTCOME_LOCAL, OUTCOME_RESPONSE,
     },
     verdict::{STATE_CLOSED, unpack_probe_slots},
 };
@@ -43,7 +43,7 @@ use crate::{
     control::api::Cause,
     core::{
         Action, Correlated, DialTarget, Engine, Event, Full, Nanos, ProbeOutcome, Reason, RowId,
-        State, WindowKind,
+        State, WindowKind, refusing::Refusing,
     },
     kernel::{Table, clock, events},
     metrics::Reaction,
@@ -58,11 +58,6 @@ const LONGEST_SLEEP: Duration = Duration::from_millis(500);
 pub const HEARTBEAT_MAX_AGE: Nanos = Nanos::from_secs(3);
 /// How often lost events are made up for.
 const LOSSES_EVERY: Nanos = Nanos::from_millis(250);
-/// While a row refuses, the kernel says so once a second. That is too seldom to find out that its server
-/// is back, so within such a second it is looked at so often.
-const REFUSING_EVERY: Nanos = Nanos::from_millis(250);
-/// How long the kernel's word of refusals holds.
-const REFUSING_FOR: Nanos = Nanos::from_secs(1);
 /// Events handled before deadlines and commands get their turn.
 const BATCH: usize = 256;
 /// Notices that may wait for the select loop.
@@ -73,6 +68,8 @@ pub const NOTICES: usize = 16_384;
 pub enum Notice {
     /// Something from the kernel: a new row, a failure, refusals.
     Kernel(KernelEvent),
+    /// Whatever the kernel had told by then has been handled, and its notices come before this one.
+    CaughtUp(Nanos),
     /// Failures of many destinations at once have begun, or are over.
     Correlated(Correlated),
     /// Connections of an open breaker were ended: the row, what its policy says, how many.
@@ -159,10 +156,10 @@ impl Reactor {
             losses_at: Nanos(0),
             raised_at: Nanos(0),
             limited: HashMap::new(),
-            refusing: HashMap::new(),
-            refusing_at: Nanos(0),
+            refusing: Refusing::default(),
             acting: None,
             given_way: HashSet::new(),
+            catches_up: false,
         };
         let thread = std::thread::Builder::new()
             .name("backstop-events".into())
@@ -228,15 +225,14 @@ struct Worker {
     raised_at: Nanos,
     /// Dials under way for rows on which the limit on retries is in force.
     limited: HashMap<DialTarget, RowId>,
-    /// Rows that refuse and may find out by a trial that their server is back, and when the kernel last
-    /// said so.
-    refusing: HashMap<RowId, Nanos>,
-    /// When they are looked at next.
-    refusing_at: Nanos,
+    /// Rows that refuse and may find out by a trial that their server is back.
+    refusing: Refusing,
     /// The order that is being carried out.
     acting: Option<(RowId, Order)>,
     /// Rows that were told to be half-open and follow another one's probe since (`scope = "node"`).
     given_way: HashSet<RowId>,
+    /// Whether the select loop waits for [`Notice::CaughtUp`].
+    catches_up: bool,
 }
 
 impl Worker {
@@ -254,6 +250,11 @@ impl Worker {
                 return;
             }
             let more = self.events();
+            if self.catches_up && !more {
+                self.catches_up = false;
+                // (Where that finds no room, it is asked for again.)
+                let _ = self.notices.try_send(Notice::CaughtUp(clock::now()));
+            }
             self.losses();
             self.look_at_refusals();
             let now = clock::now();
@@ -282,10 +283,8 @@ impl Worker {
             .engine
             .next_deadline()
             .map_or(u64::MAX, |d| d.0.saturating_sub(now.0));
-        let look = match self.refusing.is_empty() {
-            true => u64::MAX,
-            false => self.refusing_at.0.saturating_sub(now.0),
-        };
+        let look = self.refusing.next_look();
+        let look = look.map_or(u64::MAX, |look| look.0.saturating_sub(now.0));
         let wait = until.min(look).min(LONGEST_SLEEP.as_nanos() as u64);
         let timeout = Timespec {
             tv_sec: 0,
@@ -366,6 +365,7 @@ impl Worker {
                         row,
                         cookie: event.seq,
                         number: event.timeout_ms,
+                        is_under_way: event.flags & EVENT_UNDER_WAY != 0,
                         at: Nanos(event.at_ns),
                     }));
                 }
@@ -380,11 +380,7 @@ impl Worker {
                 if self.known(row) {
                     self.refused(row);
                     if self.engine.state(row) == Some(State::Open) {
-                        let now = clock::now();
-                        if self.refusing.is_empty() {
-                            self.refusing_at = now + REFUSING_EVERY;
-                        }
-                        self.refusing.insert(row, now);
+                        self.refusing.heard(row, clock::now());
                     }
                 }
                 self.notify(Notice::Kernel(*event));
@@ -402,23 +398,13 @@ impl Worker {
 
     /// Between two words of the kernel.
     fn look_at_refusals(&mut self) {
-        if self.refusing.is_empty() {
+        if self.refusing.next_look().is_none() {
             return;
         }
-        let now = clock::now();
-        if now < self.refusing_at {
-            return;
-        }
-        self.refusing_at = now + REFUSING_EVERY;
-        self.refusing
-            .retain(|_, heard| now - *heard <= REFUSING_FOR);
-        let rows: Vec<RowId> = self.refusing.keys().copied().collect();
-        for row in rows {
-            if self.engine.state(row) == Some(State::Open) {
-                self.refused(row);
-            } else {
-                self.refusing.remove(&row);
-            }
+        let engine = &self.engine;
+        let is_open = |row| engine.state(row) == Some(State::Open);
+        for row in self.refusing.due(clock::now(), is_open) {
+            self.refused(row);
         }
     }
 

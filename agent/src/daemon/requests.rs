@@ -12,6 +12,7 @@ use tokio::sync::oneshot;
 use super::{
     backend::{Request, Wanted},
     named::{self, Sizes},
+    neighbours::is_self_test,
     node::Node,
     plan::{Plan, window_calls},
     reactor::Command,
@@ -67,6 +68,7 @@ impl Node {
             Request::EndHandover(by, reply) => {
                 let _ = reply.send(self.end_handover(by));
             }
+            Request::Doctor(reply) => self.doctor(reply),
             Request::Config(reply) => {
                 let _ = reply.send(Ok(self.config()));
             }
@@ -124,7 +126,10 @@ impl Node {
                     id.index != OTHER_ROW && named::is_meant(viewer.hosts, wanted, row)
                 }
             })
-            .map(|(id, row)| viewer.view(id, &row, &mut self.names))
+            .filter_map(|(id, row)| {
+                let view = viewer.view(id, &row, &mut self.names);
+                (!is_self_test(&view.workload, &row)).then_some(view)
+            })
             .collect();
         // Of several names the one that was asked for.
         if let Wanted::One(DestinationArg::Name { name, .. }) = wanted {
@@ -234,6 +239,7 @@ impl Node {
             Ok(config) => config,
             Err(error) => {
                 self.tally.reload(false);
+                self.checkup.configuration(Some(error.to_string()));
                 self.say(Event::Config {
                     action: ConfigAction::Refused,
                     message: format!("{error}; the old configuration stays in force"),
@@ -262,9 +268,11 @@ impl Node {
         let plan = Arc::new(Plan::new(config, self.ticks));
         if let Err(error) = self.apply(plan) {
             self.tally.reload(false);
+            self.checkup.configuration(Some(format!("{error:#}")));
             return Err(error);
         }
         self.tally.reload(true);
+        self.checkup.configuration(None);
         let changed = !changes.is_empty();
         let message = if changed {
             changes

@@ -4,7 +4,7 @@ use std::sync::atomic::Ordering;
 
 use anyhow::{Result, anyhow};
 
-use super::{memory, node::Node, view};
+use super::{memory, neighbours::is_self_test, node::Node, operations::Operations, view};
 use crate::{
     control::api::State,
     kernel::{clock, programs::HOOKS},
@@ -28,6 +28,10 @@ pub async fn text(node: &mut Node) -> Result<String> {
         let Some(row) = node.table.owned(id) else {
             continue;
         };
+        let workload = view::workload(id, &row, &mut node.names);
+        if is_self_test(&workload, &row) {
+            continue;
+        }
         let buckets = |slot_plus_one| {
             node.table
                 .histogram(slot_plus_one)
@@ -36,15 +40,22 @@ pub async fn text(node: &mut Node) -> Result<String> {
         };
         let (connects, responses) = (buckets(row.histogram), buckets(row.response_histogram));
         let retries = node.table.retries(id.index);
-        let all = retries.all_attempts(row.attempts, row.established, row.requests);
+        let attempts = retries.all_attempts(row.attempts, row.established, row.requests);
+        let operations = node.tally.operations.next(
+            id,
+            Operations {
+                by_attempts: retries.operations(attempts),
+                attempts,
+            },
+        );
         rows.add(&RowMetrics {
             destination: view::destination(id, &row),
-            workload: view::workload(id, &row, &mut node.names),
+            workload,
             policy: node.plan.name(row.settings.policy).to_string(),
             state: views.get(&id).map_or(State::Closed, view::shown),
             attempts: row.attempts,
             established: row.established,
-            in_flight: u64::from(row.pending()) + row.exchanges_in_flight,
+            in_flight: u64::from(row.pending()) + row.exchanges_in_flight(),
             abandoned: row.abandoned + row.exchange_abandoned,
             throttled: u64::from(row.throttled),
             possible: view::possible(&node.plan, &row),
@@ -57,9 +68,9 @@ pub async fn text(node: &mut Node) -> Result<String> {
             retries: retries.total(),
             live_retries: retries.live_total(),
             non_idempotent: view::non_idempotent(&retries),
-            operation_attempts: all,
+            operation_attempts: operations.attempts,
             budget_tokens: view::tokens(&node.plan, &row, retries, clock::now()),
-            operations: retries.operations(all),
+            operations: operations.by_attempts,
             timeouts: view::firings(&row),
             transitions: node.tally.transitions(id),
             connect: Latencies {

@@ -1,5 +1,6 @@
 //! `backstop run`: from the command line to the `ready` line, the loop, and the way out.
 
+mod said;
 mod turns;
 mod usage;
 
@@ -41,7 +42,7 @@ use super::{
 use crate::{
     cli::{EXIT_DONE, EXIT_FAILED, EXIT_KERNEL, EXIT_USAGE, RunArgs},
     control::{
-        api::{self, ConfigAction, Event},
+        api,
         client::too_long,
         server::{Limits, serve_control, serve_http},
     },
@@ -52,13 +53,14 @@ use crate::{
         clock,
         support::{self, Unsupported},
     },
-    policy::{self, LogFormat, MAX_POLICIES},
+    policy::{self, MAX_POLICIES},
 };
+use said::{logging, started};
 use turns::{changed, every, finished, prove, reload, watchdog};
 use usage::{Usage, cgroups, writable};
 
 /// Latency histograms to lend to rows at most: two a row, one for connects and one for exchanges.
-const HISTOGRAMS: u32 = 4096;
+pub(super) const HISTOGRAMS: u32 = 4096;
 /// How often rows, losses, pauses and calls are looked at.
 const TICK: Duration = Duration::from_millis(100);
 /// So long the start waits for names in the configuration to be looked up.
@@ -91,6 +93,7 @@ pub fn run(args: RunArgs) -> ExitCode {
 }
 
 fn start(args: RunArgs) -> Result<()> {
+    memory::keep_large_apart();
     if let Some(longest) = too_long(&args.socket) {
         return Err(Usage(longest).into());
     }
@@ -330,7 +333,7 @@ async fn serve(
             return Err(error);
         }
     };
-    node.claim();
+    node.warn_of_neighbours();
     node.waiting.plan(Arc::clone(&node.plan));
     node.ready_at = clock::now();
 
@@ -461,58 +464,4 @@ async fn first_names(
         );
     }
     (hosts, not_found)
-}
-
-/// Says that the agent is ready: to whoever reads stdout, to systemd, and in the events.
-fn started(node: &mut Node, args: &RunArgs, mode: policy::Mode, listening: &str) -> Result<()> {
-    let cgroups = node
-        .cgroups
-        .iter()
-        .map(|path| path.display().to_string())
-        .collect::<Vec<_>>()
-        .join(",");
-    let mut stdout = std::io::stdout();
-    writeln!(
-        stdout,
-        "ready cgroups={cgroups} mode={mode} socket={} listen={listening}",
-        args.socket.display()
-    )
-    .and_then(|()| stdout.flush())
-    .context("write the ready line")?;
-    let _ = sd_notify::notify(&[sd_notify::NotifyState::Ready]);
-    let message = match (&args.config, node.pause.current()) {
-        (_, Some(paused)) => format!(
-            "started, and paused since {} by {}",
-            paused.since, paused.by
-        ),
-        (Some(file), None) => format!("started with {}", file.display()),
-        (None, None) => "started with the built-in configuration".to_owned(),
-    };
-    let message = match &node.restored {
-        Some(restored) => format!("{message}; {restored}"),
-        None => message,
-    };
-    node.say(Event::Config {
-        action: ConfigAction::Started,
-        message,
-        by: None,
-    });
-    node.say_what_is_over();
-    Ok(())
-}
-
-fn logging(format: LogFormat) {
-    use tracing_subscriber::{EnvFilter, fmt};
-    let filter = EnvFilter::try_from_env("BACKSTOP_LOG").unwrap_or_else(|_| EnvFilter::new("info"));
-    let builder = fmt()
-        .with_env_filter(filter)
-        .with_writer(std::io::stderr)
-        .with_target(false);
-    // A logger that is installed already (in a test) stays.
-    let _ = match format {
-        LogFormat::Text => builder
-            .with_ansi(std::io::IsTerminal::is_terminal(&std::io::stderr()))
-            .try_init(),
-        LogFormat::Json => builder.json().try_init(),
-    };
 }

@@ -248,6 +248,11 @@ pub struct Heir {
 }
 
 impl Heir {
+    /// Its process.
+    pub fn pid(&self) -> i32 {
+        self.pid
+    }
+
     fn of(by: Peer) -> Option<Self> {
         let pid = by.pid?;
         let process = pidfd_open(Pid::from_raw(pid)?, PidfdFlags::empty()).ok()?;

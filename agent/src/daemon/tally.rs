@@ -17,6 +17,7 @@ use agent_common::{
 use super::{
     buckets,
     journal::{Journal, WallClock},
+    operations::Told,
     view,
 };
 use crate::{
@@ -54,6 +55,8 @@ pub struct Tally {
     /// Histograms (connects, exchanges) as they were then ([`buckets::write`]), of rows that have
     /// some.
     measured: [HashMap<RowId, Box<[u8]>>; 2],
+    /// Operations by their attempts, as they were last told to Prometheus.
+    pub operations: Told,
     last: Option<Nanos>,
     /// The look before that.
     looked: Option<Nanos>,
@@ -109,6 +112,7 @@ impl Tally {
             self.transitions.remove(&(row, from, to, reason));
         }
         self.set_written(row.index, [0; 2]);
+        self.operations.forget(row);
         for measured in &mut self.measured {
             measured.remove(&row);
         }

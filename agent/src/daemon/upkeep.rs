@@ -34,6 +34,9 @@ const TRAFFIC_AFTER: Nanos = Nanos::from_secs(10);
 /// A destination that was called within this time has traffic.
 const TRAFFIC_WITHIN: Nanos = Nanos::from_secs(60);
 
+/// For so long nothing much can have happened since the event thread had caught up.
+const CAUGHT_UP_FOR: Nanos = Nanos::from_millis(100);
+
 /// Rounds of eviction in one turn of the loop, when destinations come faster than one can clear.
 const EVICTION_ROUNDS: u32 = 4;
 
@@ -46,6 +49,7 @@ impl Node {
         {
             tracing::error!("the pause is over but cannot be ended: {error}");
         }
+        self.forget_gone(now);
         self.follow_names(now);
         self.tell_refusals(now);
         self.tell_repeated_due(now);
@@ -61,6 +65,9 @@ impl Node {
         self.keep().await;
         if let Err(error) = self.evict().await {
             tracing::error!("giving up rows failed: {error:#}");
+        }
+        if let Err(error) = self.forget_neighbours(now).await {
+            tracing::error!("giving up rows of other agents' self-tests failed: {error:#}");
         }
         if self.latencies.is_due(now) {
             let table = &self.table;
@@ -81,17 +88,28 @@ impl Node {
             self.gave_up_times();
         }
         if self.tally.is_due(now) {
-            let clock = WallClock::read();
-            let (names, hidden) = (&mut self.names, self.hidden.all());
-            self.tally
-                .calls(&self.journal, &self.table, now, clock, |id, row| {
-                    (!hidden.contains(&row.key.cgroup_id)).then(|| Subject {
-                        destination: view::destination(id, row),
-                        workload: view::workload(id, row, names),
-                        netns: netns(row),
-                    })
-                });
+            self.commander.send(Command::CatchUp);
         }
+    }
+
+    /// Writes the good calls down; the failures of all until `at` are known.
+    pub(super) fn tell_calls(&mut self, at: Nanos) {
+        let now = clock::now();
+        // What has failed since, while this process stood still, would be taken for good.
+        let is_late = now.0.saturating_sub(at.0) > CAUGHT_UP_FOR.0;
+        if is_late || !self.tally.is_due(now) {
+            return;
+        }
+        let clock = WallClock::read();
+        let (names, hidden) = (&mut self.names, self.hidden.all());
+        self.tally
+            .calls(&self.journal, &self.table, now, clock, |id, row| {
+                (!hidden.contains(&row.key.cgroup_id)).then(|| Subject {
+                    destination: view::destination(id, row),
+                    workload: view::workload(id, row, names),
+                    netns: netns(row),
+                })
+            });
     }
 
     /// A program gives up only after three times what the destination usually takes (rule 6).
@@ -238,30 +256,41 @@ impl Node {
             if candidates.is_empty() {
                 break;
             }
-            let (reply, answer) = oneshot::channel();
             let most = Evictions::step(&self.table);
-            // The event thread keeps those that are open or forced.
-            self.commander
-                .send(Command::Forget(candidates, most, reply));
-            let rows = answer.await.context("the event thread has ended")?;
-            if rows.is_empty() {
+            if self.let_go(candidates, most).await? == 0 {
                 break;
-            }
-            let leaving = self.evictions.close(&mut self.kernel, &rows);
-            // Nothing is refused on them any more.
-            for row in &leaving {
-                self.tell_rest(*row, Timestamp::now());
-                self.refusals.forget(*row);
-            }
-            self.evictions.give_up(&mut self.kernel, &leaving)?;
-            for row in &rows {
-                self.repeated.forget(*row);
-                self.tally.forget(*row);
-                self.naming.forget(*row);
-                self.orders.forget(*row);
             }
         }
         Ok(())
+    }
+
+    /// Gives up so many of these rows at most, as far as they are not open or forced; returns how many it were.
+    ///
+    /// # Errors
+    /// When the event thread has ended, or a row cannot be returned to the kernel.
+    pub(super) async fn let_go(&mut self, candidates: Vec<RowId>, most: usize) -> Result<usize> {
+        let (reply, answer) = oneshot::channel();
+        // The event thread keeps those that are open or forced.
+        self.commander
+            .send(Command::Forget(candidates, most, reply));
+        let rows = answer.await.context("the event thread has ended")?;
+        if rows.is_empty() {
+            return Ok(0);
+        }
+        let leaving = self.evictions.close(&mut self.kernel, &rows);
+        // Nothing is refused on them any more.
+        for row in &leaving {
+            self.tell_rest(*row, Timestamp::now());
+            self.refusals.forget(*row);
+        }
+        self.evictions.give_up(&mut self.kernel, &leaving)?;
+        for row in &rows {
+            self.repeated.forget(*row);
+            self.tally.forget(*row);
+            self.naming.forget(*row);
+            self.orders.forget(*row);
+        }
+        Ok(leaving.len())
     }
 
     /// Attaches cgroups that have come back, and forgets those that have gone.
@@ -280,6 +309,7 @@ impl Node {
             }
             if attached.is_some() {
                 self.kernel.detach(&path);
+                self.checkup.detached(&path);
                 self.safety(format!(
                     "cgroup {} has vanished; it is attached again when it returns",
                     path.display()
@@ -289,23 +319,11 @@ impl Node {
                 match self.kernel.attach(&path) {
                     Ok(()) => {
                         tracing::info!("cgroup {} is attached again", path.display());
-                        self.claim();
+                        self.warn_of_neighbours();
                     }
                     Err(error) => self.safety(format!("{error:#}")),
                 }
             }
-        }
-    }
-
-    /// Says so where another agent is attached to the same control group. To be called when the agent
-    /// before has ended.
-    pub fn claim(&mut self) {
-        for path in self.kernel.claim() {
-            tracing::warn!(
-                "another agent is attached to cgroup {}, too: both count every call, and what either refuses \
-                 is refused; end one of them, or replace it with `backstop run --takeover` on its socket",
-                path.display()
-            );
         }
     }
 
@@ -329,7 +347,10 @@ impl Node {
                 self.hidden.remove(canary);
             }
             match proof.finding {
-                Finding::Proven => is_news = true,
+                Finding::Proven => {
+                    is_news = true;
+                    self.checkup.proven(&proof.cgroup, proof.connect6);
+                }
                 Finding::Nothing => {}
                 Finding::Failed(error) => {
                     is_news = true;
@@ -368,7 +389,9 @@ impl Node {
     }
 
     /// The configuration file is not there any more.
-    pub fn file_is_gone(&self, error: &str) {
+    pub fn file_is_gone(&mut self, error: &str) {
+        self.checkup
+            .configuration(Some(format!("the file is gone: {error}.")));
         self.say(Event::Config {
             action: ConfigAction::Missing,
             message: format!(

@@ -137,7 +137,7 @@ impl Viewer<'_> {
             attempts: row.attempts,
             established: row.established,
             responses: row.responses,
-            in_flight: u64::from(row.pending()) + row.exchanges_in_flight,
+            in_flight: u64::from(row.pending()) + row.exchanges_in_flight(),
             abandoned: row.abandoned + row.exchange_abandoned,
             stale: row.stale,
             throttled: u64::from(row.throttled),
@@ -167,16 +167,17 @@ impl Viewer<'_> {
         let (retried, attempts) = (retries.total(), row.attempts);
         let live = retries.live_total();
         let all = retries.all_attempts(attempts, row.established, row.requests);
+        let repeated = non_idempotent(&retries);
         Retry {
             retries: retried,
             ratio: share(retried, attempts).min(1.0),
             budget_tokens: tokens(self.plan, row, retries, self.now).unwrap_or(0) as f64,
-            non_idempotent: u64::from(retries.non_idempotent),
+            non_idempotent: repeated.iter().sum(),
             amplification: share(all, all.saturating_sub(retried + live)),
             operations: retries.operations(all),
             live,
-            non_idempotent_refused: u64::from(retries.refused),
-            non_idempotent_would_refuse: u64::from(retries.would_refuse),
+            non_idempotent_refused: repeated[1],
+            non_idempotent_would_refuse: repeated[2],
         }
     }
 

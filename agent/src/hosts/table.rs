@@ -263,6 +263,29 @@ impl HostNames {
         changes
     }
 
+    /// Forgets whatever was heard in these namespaces: they are gone.
+    pub fn forget(&mut self, gone: &HashSet<u64>) -> Vec<Change> {
+        let mut changes = Vec::new();
+        self.addresses.retain(|place, _| {
+            let stays = !gone.contains(&place.0);
+            if !stays {
+                let place = *place;
+                changes.push(Change {
+                    place,
+                    new_owner: false,
+                });
+            }
+            stays
+        });
+        self.tidy();
+        changes
+    }
+
+    /// Namespaces of which something is remembered, in no particular order, [`EVERYWHERE`] perhaps included.
+    pub fn namespaces(&self) -> impl Iterator<Item = u64> + '_ {
+        self.counts.keys().copied()
+    }
+
     /// The names of an address in a namespace: those first that the agent has resolved itself, then those
     /// that were asked for, then the oldest.
     pub fn of(&self, netns: u64, addr: &[u8; 16]) -> Vec<KnownName> {

@@ -249,6 +249,13 @@ impl<'a> Btf<'a> {
             copied: byte("tcp_sock", &["copied_seq"]),
             sock_cookie: byte("sock", &["__sk_common", "skc_cookie"]),
             callbacks: byte("tcp_sock", &["bpf_sock_ops_cb_flags"]),
+            task_pid: byte("task_struct", &["pid"]),
+            task_tgid: byte("task_struct", &["tgid"]),
+            task_comm: byte("task_struct", &["comm"]),
+            task_cgroups: byte("task_struct", &["cgroups"]),
+            default_cgroup: byte("css_set", &["dfl_cgrp"]),
+            cgroup_node: byte("cgroup", &["kn"]),
+            node_id: byte("kernfs_node", &["id"]),
             errors_queued: byte("sock", &["sk_error_queue", "qlen"]),
             first_error: byte("sock", &["sk_error_queue", "next"]),
             error_of_packet: [
@@ -324,6 +331,13 @@ mod tests {
             offsets.copied,
             offsets.sock_cookie,
             offsets.callbacks,
+            offsets.task_pid,
+            offsets.task_tgid,
+            offsets.task_comm,
+            offsets.task_cgroups,
+            offsets.default_cgroup,
+            offsets.cgroup_node,
+            offsets.node_id,
         ] {
             assert_ne!(offset, NO_OFFSET, "{offsets:?}");
         }

@@ -94,6 +94,11 @@ impl Names {
         }
     }
 
+    /// Where the hierarchy is mounted.
+    pub fn mount(&self) -> &Path {
+        &self.mount
+    }
+
     /// Path below the mount without leading slash (`/` for the root). `pid` is a process that was
     /// in it. A cgroup that is gone keeps the name it had; one never seen is `cgroup:ID`.
     pub fn name(&mut self, id: u64, pid: u32) -> String {

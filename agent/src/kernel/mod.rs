@@ -12,6 +12,7 @@ pub mod grace;
 pub mod lent;
 pub mod mapped;
 pub mod programs;
+pub mod query;
 mod sockopt;
 pub mod support;
 pub mod table;

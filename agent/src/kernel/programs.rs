@@ -21,16 +21,13 @@ use aya::{
     programs::{Iter, Program, iter::IterLink},
 };
 
-use rustix::{
-    fs::{FlockOperation, flock},
-    io::Errno,
-};
+use rustix::fs::{FlockOperation, flock};
 
 use super::{connections::Connections, lent::LentOptions, sockopt::SockoptHooks, table::Table};
 use crate::core::{Nanos, RowId};
-use attach::{Links, attach_all, detach_all};
+use attach::{Links, attach_all, detach_all, own_programs};
 
-pub use attach::HOOKS;
+pub use attach::{HOOKS, OwnProgram};
 pub use load::LoadOptions;
 
 /// An insertion: only if it is not there (include/uapi/linux/bpf.h).
@@ -44,10 +41,10 @@ pub struct Attachment {
     /// cgroup was recreated and has lost its programs.
     pub id: u64,
     links: Links,
-    /// The directory, locked if `alone`.
+    /// The directory.
     dir: File,
-    /// No other agent is attached there, as far as this one knows.
-    alone: bool,
+    /// By this agent.
+    is_locked: bool,
 }
 
 /// The loaded programs and their maps. Dropping it detaches everything.
@@ -133,7 +130,7 @@ impl Kernel {
             id,
             links,
             dir,
-            alone: false,
+            is_locked: false,
         });
         if self.sockopt.is_wanted()
             && let Err(error) = self.sockopt.attach(&mut self.ebpf, path)
@@ -143,24 +140,24 @@ impl Kernel {
         Ok(())
     }
 
-    /// Locks the directories of attached control groups, by which agents tell one another that they are
-    /// there; returns those that another agent has locked already. The lock ends with the attachment.
-    pub fn claim(&mut self) -> Vec<PathBuf> {
-        let mut taken = Vec::new();
-        for attachment in self.attachments.iter_mut().filter(|of| !of.alone) {
-            match flock(&attachment.dir, FlockOperation::NonBlockingLockExclusive) {
-                Ok(()) => attachment.alone = true,
-                Err(Errno::WOULDBLOCK) => taken.push(attachment.path.clone()),
-                // Then nobody can tell.
-                Err(_) => {}
-            }
+    /// Locks the directories of attached control groups: whoever looks who is attached there finds this
+    /// process by the lock. It ends with the attachment.
+    pub fn claim(&mut self) {
+        for attachment in self.attachments.iter_mut().filter(|of| !of.is_locked) {
+            // Another agent's already, or not to be had: then nobody can tell.
+            let locked = flock(&attachment.dir, FlockOperation::NonBlockingLockExclusive);
+            attachment.is_locked = locked.is_ok();
         }
-        taken
     }
 
     /// What is attached.
     pub fn attachments(&self) -> &[Attachment] {
         &self.attachments
+    }
+
+    /// What hangs on each of them, by hook.
+    pub fn own_programs(&self) -> Vec<OwnProgram> {
+        own_programs(&self.ebpf)
     }
 
     /// Detaches one cgroup (for one that has vanished, the kernel has done so already).

@@ -64,6 +64,9 @@ const NEEDED: [(u32, &str); 4] = [
     (21, "SYS_ADMIN"),
 ];
 
+/// Those without which something works less well (docs/OPERATING.md says what).
+const EXTRAS: [(u32, &str); 2] = [(19, "SYS_PTRACE"), (23, "SYS_NICE")];
+
 /// Inode of the initial pid namespace (include/linux/proc_ns.h, `PROC_PID_INIT_INO`).
 const INITIAL_PID_NAMESPACE: u64 = 0xEFFF_FFFC;
 
@@ -72,20 +75,58 @@ const INITIAL_PID_NAMESPACE: u64 = 0xEFFF_FFFC;
 /// # Errors
 /// The first thing that is missing.
 pub fn check() -> Result<(), Unsupported> {
-    let release = rustix::system::uname()
-        .release()
-        .to_string_lossy()
-        .into_owned();
+    version_is_known()?;
+    rights()?;
+    pid_namespace()
+}
+
+/// The running kernel, as `uname -r` says.
+pub fn release() -> String {
+    let uname = rustix::system::uname();
+    uname.release().to_string_lossy().into_owned()
+}
+
+/// Whether the kernel is new enough.
+///
+/// # Errors
+/// [`Unsupported::Kernel`].
+pub fn version_is_known() -> Result<(), Unsupported> {
+    let release = release();
     if version(&release).is_some_and(|v| v < (5, 18)) {
         return Err(Unsupported::Kernel { release });
     }
-    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
-    let missing = missing_capabilities(&status);
-    if !missing.is_empty() {
-        return Err(Unsupported::Rights {
-            missing: missing.join(", "),
-        });
+    Ok(())
+}
+
+/// Whether the kernel is at least of that version; one that says something odd is.
+pub fn is_at_least(major: u32, minor: u32) -> bool {
+    version(&release()).is_none_or(|v| v >= (major, minor))
+}
+
+/// Whether this process has the capabilities without which nothing works.
+///
+/// # Errors
+/// [`Unsupported::Rights`].
+pub fn rights() -> Result<(), Unsupported> {
+    let missing = missing_capabilities(&own_status(), &NEEDED);
+    if missing.is_empty() {
+        return Ok(());
     }
+    Err(Unsupported::Rights {
+        missing: missing.join(", "),
+    })
+}
+
+/// Capabilities that this process lacks and could do without.
+pub fn missing_extras() -> Vec<&'static str> {
+    missing_capabilities(&own_status(), &EXTRAS)
+}
+
+/// Whether this process lives in the host's pid namespace.
+///
+/// # Errors
+/// [`Unsupported::PidNamespace`].
+pub fn pid_namespace() -> Result<(), Unsupported> {
     use std::os::unix::fs::MetadataExt as _;
     if let Ok(namespace) = std::fs::metadata("/proc/self/ns/pid")
         && namespace.ino() != INITIAL_PID_NAMESPACE
@@ -95,13 +136,17 @@ pub fn check() -> Result<(), Unsupported> {
     Ok(())
 }
 
+fn own_status() -> String {
+    std::fs::read_to_string("/proc/self/status").unwrap_or_default()
+}
+
 /// Major and minor version from `uname -r`.
 fn version(release: &str) -> Option<(u32, u32)> {
     let mut numbers = release.split(|c: char| !c.is_ascii_digit());
     Some((numbers.next()?.parse().ok()?, numbers.next()?.parse().ok()?))
 }
 
-fn missing_capabilities(status: &str) -> Vec<&'static str> {
+fn missing_capabilities(status: &str, wanted: &[(u32, &'static str)]) -> Vec<&'static str> {
     let effective = status
         .lines()
         .find_map(|line| line.strip_prefix("CapEff:"))
@@ -109,7 +154,7 @@ fn missing_capabilities(status: &str) -> Vec<&'static str> {
     let Some(effective) = effective else {
         return Vec::new();
     };
-    NEEDED
+    wanted
         .iter()
         .filter(|(bit, _)| effective >> bit & 1 == 0)
         .map(|(_, name)| *name)
@@ -131,13 +176,17 @@ mod tests {
 
     #[test]
     fn capabilities() {
-        assert!(missing_capabilities("CapEff:\t000001ffffffffff\n").is_empty());
+        assert!(missing_capabilities("CapEff:\t000001ffffffffff\n", &NEEDED).is_empty());
         assert_eq!(
-            missing_capabilities("CapEff:\t000000c000201000\n"),
+            missing_capabilities("CapEff:\t000000c000201000\n", &NEEDED),
             Vec::<&str>::new()
         );
         assert_eq!(
-            missing_capabilities("CapEff:\t0000000000000000\n"),
+            missing_capabilities("CapEff:\t000000c000201000\n", &EXTRAS),
+            ["SYS_PTRACE", "SYS_NICE"]
+        );
+        assert_eq!(
+            missing_capabilities("CapEff:\t0000000000000000\n", &NEEDED),
             ["BPF", "PERFMON", "NET_ADMIN", "SYS_ADMIN"]
         );
     }

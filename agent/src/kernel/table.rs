@@ -1,6 +1,9 @@
 //! Rows, windows and the node's blocks, as shared between the kernel, the event thread and the
 //! select loop.
 
+mod life;
+mod settings;
+
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use agent_common::{
@@ -437,86 +440,6 @@ impl Table {
         Verdict::unpack(unsafe { word(&raw mut (*row).verdict).load(Ordering::Acquire) })
     }
 
-    /// Gives a row the settings of its policy. `probe_limit` is the verdict's and stays.
-    pub fn set_settings(&self, id: RowId, settings: Settings) {
-        let Some(row) = self.rows.get(id.index) else {
-            return;
-        };
-        // SAFETY: within the mapping.
-        unsafe {
-            if half(&raw mut (*row).incarnation).load(Ordering::Acquire) != id.incarnation {
-                return;
-            }
-            let to = &raw mut (*row).settings;
-            half(&raw mut (*to).connect_timeout_ms)
-                .store(settings.connect_timeout_ms, Ordering::Release);
-            half(&raw mut (*to).syn_timeout_ticks)
-                .store(settings.syn_timeout_ticks, Ordering::Release);
-            half(&raw mut (*to).gave_up_ms).store(settings.gave_up_ms, Ordering::Release);
-            half(&raw mut (*to).slow_call_us).store(settings.slow_call_us, Ordering::Release);
-            half(&raw mut (*to).fail_status).store(settings.fail_status, Ordering::Release);
-            half(&raw mut (*to).exchange_gave_up_ms)
-                .store(settings.exchange_gave_up_ms, Ordering::Release);
-            half(&raw mut (*to).keepalive_s).store(settings.keepalive_s, Ordering::Release);
-            half(&raw mut (*to).connections_most)
-                .store(settings.connections_most, Ordering::Release);
-            half(&raw mut (*to).pending_most).store(settings.pending_most, Ordering::Release);
-            half(&raw mut (*to).connects_per_second)
-                .store(settings.connects_per_second, Ordering::Release);
-            half(&raw mut (*to).limit_errno).store(settings.limit_errno, Ordering::Release);
-            half(&raw mut (*to).policy).store(settings.policy, Ordering::Release);
-            half(&raw mut (*to).flags).store(settings.flags, Ordering::Release);
-        }
-    }
-
-    /// Sets when a program that closes before an answer counts as having given up, ms: for a
-    /// connect, and for an exchange.
-    pub fn set_gave_up(&self, id: RowId, ms: u32, exchange_ms: u32) {
-        let Some(row) = self.rows.get(id.index) else {
-            return;
-        };
-        // SAFETY: within the mapping.
-        unsafe {
-            half(&raw mut (*row).settings.gave_up_ms).store(ms, Ordering::Release);
-            half(&raw mut (*row).settings.exchange_gave_up_ms)
-                .store(exchange_ms, Ordering::Release);
-        }
-    }
-
-    /// Forgets what was learned of a destination, as if it had a new owner.
-    pub fn forget_traits(&self, id: RowId) {
-        let Some(row) = self.rows.get(id.index) else {
-            return;
-        };
-        // SAFETY: within the mapping.
-        unsafe {
-            if half(&raw mut (*row).incarnation).load(Ordering::Acquire) != id.incarnation {
-                return;
-            }
-            half(&raw mut (*row).greeted).store(0, Ordering::Release);
-            half(&raw mut (*row).spoke_first).store(0, Ordering::Release);
-            half(&raw mut (*row).ticket_lengths).store(0, Ordering::Release);
-            half(&raw mut (*row).ticket_connections).store(0, Ordering::Release);
-            half(&raw mut (*row).unanswered).store(0, Ordering::Release);
-            word(&raw mut (*row).response_latency_max_us).store(0, Ordering::Release);
-        }
-    }
-
-    /// Settings of a policy, for rows that the kernel creates.
-    pub fn set_policy(&self, index: u32, settings: Settings) {
-        self.policies.write(index, settings);
-    }
-
-    /// What a policy says about retries.
-    pub fn set_retry_policy(&self, index: u32, settings: RetrySettings) {
-        self.retry_policies.write(index, settings);
-    }
-
-    /// The statuses that a policy takes for failures, where it lists single ones.
-    pub fn set_statuses(&self, index: u32, statuses: Statuses) {
-        self.statuses.write(index, statuses);
-    }
-
     /// A copy of what is counted of a row's retries.
     pub fn retries(&self, index: u32) -> Retries {
         let zeroed = bytemuck::Zeroable::zeroed();
@@ -531,66 +454,6 @@ impl Table {
         if let Some(retries) = self.retries.get(id.index) {
             // SAFETY: within the mapping.
             unsafe { half(&raw mut (*retries).dialled).fetch_add(1, Ordering::AcqRel) };
-        }
-    }
-
-    /// Writes a row that no key leads to yet.
-    pub(super) fn make(&self, index: u32, row: Row) {
-        self.rows.write(index, row);
-    }
-
-    /// One more row was made.
-    pub(super) fn count_created(&self) {
-        if let Some(counters) = self.counters.get(0) {
-            // SAFETY: within the mapping.
-            unsafe { word(&raw mut (*counters).rows_created).fetch_add(1, Ordering::AcqRel) };
-        }
-    }
-
-    /// Puts calls into one of the windows of a row that has none yet: the last of them has number
-    /// `last`, and so many failed.
-    pub fn put_calls(&self, index: u32, kind: WindowKind, last: u64, calls: &[u32], failed: u64) {
-        let Some(row) = self.rows.get(index) else {
-            return;
-        };
-        for (seq, entry) in (1..=last).rev().zip(calls.iter().rev()) {
-            if let Some(place) = self.entry(index, kind, seq) {
-                // SAFETY: within the mapping.
-                unsafe { half(place).store(*entry, Ordering::Release) };
-            }
-        }
-        // SAFETY: within the mapping.
-        unsafe {
-            let (count, failures) = calls_of(row, kind);
-            word(failures).store(failed, Ordering::Release);
-            word(count).store(last, Ordering::Release);
-        }
-    }
-
-    /// Ends the ownership of a row: connects that pass the hook already and begin after this count
-    /// as other. Those that have begun stay with the row until they end.
-    pub fn disown(&self, index: u32) {
-        let Some(row) = self.rows.get(index) else {
-            return;
-        };
-        // SAFETY: within the mapping.
-        unsafe { half(&raw mut (*row).incarnation).fetch_add(1, Ordering::AcqRel) };
-    }
-
-    /// Empties a row that is disowned and that nothing waits on any more.
-    pub fn clear(&self, index: u32) {
-        let Some(row) = self.rows.read(index) else {
-            return;
-        };
-        let mut empty: Row = bytemuck::Zeroable::zeroed();
-        empty.incarnation = row.incarnation;
-        self.rows.write(index, empty);
-        self.retries.write(index, bytemuck::Zeroable::zeroed());
-        for block in 0..self.window_blocks {
-            let block = index * self.window_blocks + block;
-            self.windows.write(block, bytemuck::Zeroable::zeroed());
-            self.exchange_windows
-                .write(block, bytemuck::Zeroable::zeroed());
         }
     }
 }

@@ -1,13 +1,18 @@
-//! Durations as they are written in a configuration: `250ms`, `2s`, `1m30s`.
+//! Durations as they are written in a configuration, and everywhere else: `250ms`, `2s`, `1m30s`, `365d`.
 
 use std::time::Duration;
 
-/// Writes a duration the way it is read, in hours and below, without spaces: `1m30s`. Zero is `0s`;
-/// parts of a millisecond are cut off.
+const DAY: u64 = 86_400;
+
+/// Writes a duration the way it is read, without spaces: `1m30s`, `24h`, from two days on in days:
+/// `365d`. Zero is `0s`; parts of a millisecond are cut off. The one way to write one: months and years
+/// are not of one length, and nobody asks for them.
 pub fn format_duration(duration: Duration) -> String {
     let seconds = duration.as_secs();
+    let days = if seconds < 2 * DAY { 0 } else { seconds / DAY };
     let parts = [
-        (seconds / 3600, "h"),
+        (days, "d"),
+        ((seconds - days * DAY) / 3600, "h"),
         (seconds / 60 % 60, "m"),
         (seconds % 60, "s"),
         (u64::from(duration.subsec_millis()), "ms"),
@@ -63,6 +68,26 @@ pub(super) fn without_unit(number: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_is_written_is_plain_and_reads_as_it_was() {
+        for (ms, written) in [
+            (0, "0s"),
+            (250, "250ms"),
+            (90_000, "1m30s"),
+            (86_400_000, "24h"),
+            (2 * 86_400_000 - 1, "47h59m59s999ms"),
+            (2 * 86_400_000, "2d"),
+            (365 * 86_400_000, "365d"),
+            (31 * 86_400_000 + 3_600_000, "31d1h"),
+        ] {
+            let duration = Duration::from_millis(ms);
+            assert_eq!(format_duration(duration), written);
+            assert_eq!(read_duration(written), Ok(duration));
+        }
+        let century = Duration::from_millis(36_525 * 86_400_000 + 3_723_004);
+        assert_eq!(read_duration(&format_duration(century)), Ok(century));
+    }
 
     #[test]
     fn no_text_is_too_much() {

@@ -1,7 +1,9 @@
 //! The virtual clock.
 
+mod agent;
+
 use std::cmp::Reverse;
-use std::collections::{BTreeMap, BinaryHeap, HashMap, HashSet, VecDeque};
+use std::collections::{BTreeMap, BinaryHeap, HashMap, VecDeque};
 use std::sync::Arc;
 
 use super::read::{RecordedRow, Recording, RowKey, Segment, timestamp};
@@ -9,7 +11,7 @@ use super::report::{LeftAlone, Replayed, RowReport, Transition};
 use super::shadow::{Shadow, Stamp};
 use crate::core::{
     Action, BreakerSettings, DialTarget, Engine, Event, Nanos, ProbeOutcome, RowId, State,
-    WindowKind, is_loopback,
+    WindowKind, refusing::Refusing,
 };
 use crate::daemon::plan::{self, Plan, Ticks};
 use crate::daemon::view;
@@ -17,16 +19,8 @@ use crate::policy::{Config, Destination};
 
 /// All jitter comes from it.
 const SEED: u64 = 1;
-/// A dial ends after this.
-const DIAL: Nanos = Nanos::from_millis(1);
-/// A dial that the recording says was not answered was made at most this much earlier.
-const DIAL_DISORDER: Nanos = Nanos::from_millis(1200);
-/// The kernel tells of refusals at most this often for each row.
-const REFUSED_EVERY: Nanos = Nanos::from_secs(1);
-/// While connects fail, the agent counts the destinations with traffic this often.
-const TRAFFIC_EVERY: Nanos = Nanos::from_millis(500);
-/// Traffic is a connect within this time.
-const TRAFFIC_WITHIN: Nanos = Nanos::from_secs(60);
+/// Lines of refusals that are no farther apart are of one run of refusals: the agent writes one a second.
+const SPREAD_OVER: Nanos = Nanos::from_millis(1500);
 
 const KINDS: [WindowKind; 2] = [WindowKind::Connects, WindowKind::Exchanges];
 
@@ -86,6 +80,7 @@ struct Replay<'a> {
     /// Dials that were recorded.
     redials: BTreeMap<DialTarget, Vec<(Nanos, bool)>>,
     counted_at: Nanos,
+    refusing: Refusing,
     actions: Vec<Action>,
     transitions: Vec<Transition>,
 }
@@ -110,6 +105,7 @@ pub fn replay(recording: &Recording, config: &Config) -> Replayed {
         reachable: HashMap::new(),
         redials: BTreeMap::new(),
         counted_at: Nanos::ZERO,
+        refusing: Refusing::default(),
         actions: Vec::new(),
         transitions: Vec::new(),
     };
@@ -180,7 +176,7 @@ impl<'a> Replay<'a> {
                 self.begin(index, window, number, segment, 0);
             }
         }
-        for (number, &(at, count)) in (0..).zip(&recorded.refused) {
+        for (number, (at, count)) in (0..).zip(spread(&recorded.refused)) {
             self.push(at, index, 0, number, What::Refused { count });
         }
         let mut report = RowReport::new(key, plan.name(resolution.policy as u32));
@@ -245,12 +241,11 @@ impl<'a> Replay<'a> {
 
     fn run(&mut self) {
         while let Some(&Reverse(next)) = self.happenings.peek() {
-            if let Some(deadline) = self.engine.next_deadline()
-                && deadline < next.at
+            let wakes = [self.engine.next_deadline(), self.refusing.next_look()];
+            if let Some(now) = wakes.into_iter().flatten().min()
+                && now < next.at
             {
-                self.engine
-                    .handle(Event::Deadline, deadline, &mut self.actions);
-                self.perform(deadline);
+                self.wake(now);
                 continue;
             }
             self.happenings.pop();
@@ -267,8 +262,7 @@ impl<'a> Replay<'a> {
             What::Refused { count } => {
                 if self.rows[row].shadow.refuses(at) {
                     self.rows[row].report.refused_then += count;
-                    self.rows[row].refused_total += count;
-                    self.tell_refused(row, at);
+                    self.refused(row, count, at);
                 } else {
                     self.rows[row].report.unknown += count;
                 }
@@ -280,11 +274,6 @@ impl<'a> Replay<'a> {
             }
             What::DialEnds { answered } => self.dial_ended(self.rows[row].target, answered, at),
         }
-    }
-
-    fn dial_ended(&mut self, target: DialTarget, success: bool, at: Nanos) {
-        let event = Event::DialEnded { target, success };
-        self.engine.handle(event, at, &mut self.actions);
     }
 
     fn begins(&mut self, happening: Happening, number: usize, n: u64) {
@@ -344,13 +333,7 @@ impl<'a> Replay<'a> {
                 let report = &mut row.report;
                 report.refused += 1;
                 report.refused_good += u64::from(!segment.failed);
-                row.refused_total += 1;
-                if row
-                    .refused_told
-                    .is_none_or(|told| at - told >= REFUSED_EVERY)
-                {
-                    self.tell_refused(index, at);
-                }
+                self.refused(index, 1, at);
             }
         }
         if n + 1 < segment.len() {
@@ -405,114 +388,27 @@ impl<'a> Replay<'a> {
         };
         self.handle(index, event, at);
     }
+}
 
-    /// Hands the core a row's window.
-    fn look(&mut self, index: usize, kind: WindowKind, at: Nanos) {
-        self.known(index, at);
-        if let Some(event) = self.rows[index].shadow.calls(id(index), kind) {
-            self.engine.handle(event, at, &mut self.actions);
+/// Recorded refusals, spread over the time since those before them: a line a second says how many there
+/// were, but the agent looks at their number more often.
+fn spread(recorded: &[(Nanos, u64)]) -> Vec<(Nanos, u64)> {
+    const PARTS: u64 = 4;
+    let mut spread = Vec::with_capacity(recorded.len());
+    let mut before = None;
+    for &(at, count) in recorded {
+        let since = before.map_or(Nanos::ZERO, |before| at - before);
+        before = Some(at);
+        if since > SPREAD_OVER || count < PARTS {
+            spread.push((at, count));
+            continue;
+        }
+        for part in 0..PARTS {
+            let until = at - Nanos(since.0 / PARTS).times(PARTS - 1 - part);
+            spread.push((until, count / PARTS + u64::from(part < count % PARTS)));
         }
     }
-
-    fn tell_refused(&mut self, index: usize, at: Nanos) {
-        self.rows[index].refused_told = Some(at);
-        let refused = self.rows[index].refused_total;
-        let row = id(index);
-        self.handle(index, Event::Refused { row, refused }, at);
-    }
-
-    fn handle(&mut self, index: usize, event: Event<'static>, at: Nanos) {
-        self.known(index, at);
-        self.engine.handle(event, at, &mut self.actions);
-    }
-
-    /// Brings the row's breaker into memory.
-    fn known(&mut self, index: usize, at: Nanos) {
-        if !self.engine.contains(id(index)) {
-            let row = &self.rows[index];
-            let event = Event::Configure {
-                row: id(index),
-                target: row.target,
-                settings: Arc::clone(&row.settings),
-                generation: row.shadow.generation(),
-            };
-            self.engine.handle(event, at, &mut self.actions);
-        }
-    }
-
-    /// Tells the core how many destinations have traffic.
-    fn count_traffic(&mut self, at: Nanos) {
-        if at - self.counted_at < TRAFFIC_EVERY && self.counted_at > Nanos::ZERO {
-            return;
-        }
-        self.counted_at = at;
-        let active = self.rows.iter().filter(|row| {
-            row.last_connect
-                .is_some_and(|last| at - last <= TRAFFIC_WITHIN)
-                && !is_loopback(&row.target.addr)
-        });
-        let places = active.map(|row| (row.target.addr, row.target.ifindex, row.target.port_be));
-        let places: HashSet<_> = places.collect();
-        self.engine.traffic(places.len(), at, &mut self.actions);
-    }
-
-    fn perform(&mut self, now: Nanos) {
-        for action in std::mem::take(&mut self.actions) {
-            match action {
-                Action::SetVerdict {
-                    row,
-                    verdict,
-                    until,
-                    probe_limit,
-                } => {
-                    let row = &mut self.rows[row.index as usize];
-                    row.shadow.set(verdict, until, probe_limit);
-                }
-                Action::Transition {
-                    row,
-                    from,
-                    to,
-                    reason,
-                    generation,
-                } => {
-                    let report = &mut self.rows[row.index as usize].report;
-                    report.transitions += 1;
-                    self.transitions.push(Transition {
-                        time: timestamp(now),
-                        destination: report.destination.clone(),
-                        workload: report.workload.clone(),
-                        netns: report.netns,
-                        from: view::state(from),
-                        to: view::state(to),
-                        reason: view::reason(reason),
-                        generation,
-                    });
-                }
-                Action::Dial { target } => {
-                    let answered = self.would_answer(target, now);
-                    let row = self.rows.iter().position(|row| row.target == target);
-                    if let Some(row) = row {
-                        self.push(now + DIAL, row, 0, 0, What::DialEnds { answered });
-                    }
-                }
-                Action::Bypassed { .. } | Action::Correlated(_) | Action::Redialled { .. } => {}
-            }
-        }
-    }
-
-    /// Whether a dial would be answered: as the last connect or recorded dial, unless one was recorded
-    /// a moment later that was not.
-    fn would_answer(&self, target: DialTarget, now: Nanos) -> bool {
-        let recorded = self.redials.get(&target).map_or(&[][..], Vec::as_slice);
-        let next = recorded.partition_point(|(at, _)| *at < now);
-        let soon = recorded
-            .get(next)
-            .filter(|(at, _)| *at <= now + DIAL_DISORDER);
-        if soon.is_some_and(|(_, answered)| !answered) {
-            return false;
-        }
-        self.reachable.get(&target).copied().unwrap_or(false)
-    }
+    spread
 }
 
 /// Good exchanges that may have been slow for a policy, and of which the recording does not say so.

@@ -134,6 +134,24 @@ fn the_same_configuration_does_what_was_done() {
 }
 
 #[test]
+fn a_trial_passes_between_two_lines_of_refusals() {
+    // Five answers of 503 open it at 400 ms; from then on all is refused, but for a connect that tries.
+    let mut text = calls((1, 5), (0, 400));
+    for n in 0..5 {
+        text += &failure_of(Window::Exchanges, 1 + n, 4 + 100 * n, "status");
+    }
+    text += &rejected(410, 1);
+    text += &redial(420, true);
+    text += &rejected(1410, 200);
+    text += &calls((6, 6), (1000, 1000));
+    text += &calls_of(Window::Exchanges, (6, 6), (1010, 1010));
+    let replayed = under("", &text);
+    // By 1,160 ms 150 have been refused; by 910 ms a hundred, and half a second is over.
+    assert_eq!(story(&replayed)[..2], [(404, "open"), (1010, "half_open")]);
+    assert_eq!(replayed.rows[0].refused, 0);
+}
+
+#[test]
 fn a_stricter_one_opens_earlier_and_refuses_what_came_after() {
     let strict = "[defaults.breaker]\nconsecutive_failures = 3\n";
     let replayed = under(strict, &outage());

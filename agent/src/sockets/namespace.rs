@@ -10,7 +10,7 @@
 //! namespace's devices.
 
 use std::{
-    collections::HashMap,
+    collections::{HashMap, HashSet},
     fs::{self, File},
     io,
     os::{
@@ -176,6 +176,36 @@ pub fn netns_cookie_here() -> Option<u64> {
     let flags = SocketFlags::CLOEXEC;
     let socket = socket_with(AddressFamily::INET, SocketType::STREAM, flags, None).ok()?;
     netns_cookie(&socket)
+}
+
+/// Cookies of the network namespaces in which a process lives, or that somebody has given a name. It looks
+/// at every process, and enters each namespace once; a namespace that only an open descriptor keeps is not
+/// found. `None` where that cannot be told: no process is seen, the kernel tells no cookies (before 5.14),
+/// or a namespace is there and may not be entered.
+pub fn live_cookies() -> Option<HashSet<u64>> {
+    let mut namespaces = Namespaces::default();
+    namespaces.scan();
+    if namespaces.pids.is_empty() {
+        return None;
+    }
+    let mut inodes: HashSet<u32> = namespaces.pids.keys().copied().collect();
+    let names = fs::read_dir(NAMED).into_iter().flatten().flatten();
+    inodes.extend(names.filter_map(|entry| Some(fs::metadata(entry.path()).ok()?.ino() as u32)));
+    let mut cookies = HashSet::new();
+    for inode in inodes {
+        match namespaces.within(Place { inode, pids: &[] }, netns_cookie_here) {
+            Ok(cookie) => cookies.insert(cookie?),
+            // It has gone meanwhile, or is a name to which no namespace is bound (yet).
+            Err(EnterError::NotFound { .. }) => continue,
+            Err(EnterError::Refused { cause, .. })
+                if cause.raw_os_error() == Some(libc::EINVAL) =>
+            {
+                continue;
+            }
+            Err(EnterError::Refused { .. } | EnterError::Own { .. }) => return None,
+        };
+    }
+    Some(cookies)
 }
 
 /// Takes the thread home when dropped, also when the work panics.

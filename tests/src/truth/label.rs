@@ -9,7 +9,7 @@ use std::{
 
 use agent_common::{
     retry::is_retry,
-    stamp::{CONNECTION_SLOTS, Slot},
+    stamp::{CONNECTION_SLOTS, STAMP_CORRECTED, Slot},
 };
 
 use crate::{
@@ -26,6 +26,15 @@ const HEAD: usize = 16;
 const REQUEST: usize = 56;
 /// The cookie in `struct inet_diag_msg`, after its head.
 const COOKIE: usize = HEAD + 44;
+
+/// What a connection was taken for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Label {
+    /// A retry, as it is counted: what the first request has shown is part of it.
+    pub retry: bool,
+    /// A retry, by `connect()` alone.
+    pub by_connect: bool,
+}
 
 /// Tells of connections to a server whether Backstop took their connect for a retry.
 ///
@@ -44,9 +53,9 @@ impl Labels {
         }
     }
 
-    /// Whether the connect was taken for a retry. `None` when the stamp is not at its place: the client is
-    /// gone, or another socket was first.
-    pub fn is_taken(&self, accepted: &TcpStream) -> Option<bool> {
+    /// What a connection was taken for whose first request has come in. `None` when the stamp is not at its
+    /// place: the client is gone, or another socket was first.
+    pub fn of(&self, accepted: &TcpStream) -> Option<Label> {
         let (client, server) = (accepted.peer_addr().ok()?, accepted.local_addr().ok()?);
         let cookie = self.cookie(client, server)?;
         let index = cookie as u32 & (CONNECTION_SLOTS - 1);
@@ -56,7 +65,12 @@ impl Labels {
             return None;
         }
         let slot: Slot = bytemuck::cast(bytes);
-        (slot.owner == cookie).then(|| is_retry(slot.stamp.operation))
+        (slot.owner == cookie).then(|| {
+            let retry = is_retry(slot.stamp.operation);
+            let is_corrected = slot.stamp.flags & STAMP_CORRECTED != 0;
+            let by_connect = retry != is_corrected;
+            Label { retry, by_connect }
+        })
     }
 
     /// Cookie of the client's socket.

@@ -105,13 +105,22 @@ pub struct Figures {
 }
 
 impl Figures {
-    /// Fresh calls that were taken for retries.
+    /// Fresh calls that were taken for retries, in the end.
     pub fn fresh_taken(&self) -> u64 {
+        self.seen.fresh_taken + self.fresh_refused()
+    }
+
+    /// Fresh calls that `connect()` took for retries.
+    pub fn fresh_by_connect(&self) -> u64 {
+        self.seen.fresh_by_connect + self.fresh_refused()
+    }
+
+    /// Fresh calls that were refused as retries: they reach no server.
+    fn fresh_refused(&self) -> u64 {
         if self.cell.caller.retries == 0 {
-            // What is refused reaches no server.
-            self.seen.fresh_taken + self.by_limit + self.by_budget
+            self.by_limit + self.by_budget
         } else {
-            self.seen.fresh_taken
+            0
         }
     }
 

@@ -13,7 +13,7 @@ use std::{
     },
 };
 
-use super::label::Labels;
+use super::label::{Label, Labels};
 use crate::{
     net::Namespace,
     server::{Server, reset},
@@ -27,12 +27,16 @@ pub struct Seen {
     pub requests: u64,
     /// Connects for the first attempt of an operation.
     pub fresh: u64,
-    /// Those of them that Backstop took for retries.
+    /// Those of them that Backstop took for retries, in the end.
     pub fresh_taken: u64,
+    /// Those that `connect()` took for retries.
+    pub fresh_by_connect: u64,
     /// Connects for a later attempt.
     pub retries: u64,
-    /// Those of them that Backstop took for retries.
+    /// Those of them that Backstop took for retries, in the end.
     pub retries_taken: u64,
+    /// Those that `connect()` took for retries.
+    pub retries_by_connect: u64,
     /// Connects of which it is not known what Backstop took them for.
     pub unknown: u64,
 }
@@ -120,9 +124,13 @@ impl Shared {
 
     /// A request for this operation; `None`: there is no operation that could be asked for twice.
     fn asked(&self, operation: Option<String>, dialled: Option<&TcpStream>) {
+        const NONE: Label = Label {
+            retry: false,
+            by_connect: false,
+        };
         let taken = dialled.map(|stream| match &self.labels {
-            Some(labels) => labels.is_taken(stream),
-            None => Some(false),
+            Some(labels) => labels.of(stream),
+            None => Some(NONE),
         });
         let is_retry = operation.is_some_and(|operation| {
             let mut known = self.known.lock().expect("no panic holds it");
@@ -130,20 +138,23 @@ impl Shared {
         });
         let mut seen = self.seen.lock().expect("no panic holds it");
         seen.requests += 1;
-        let is_taken = match taken {
+        let taken = match taken {
             None => return,
             Some(None) => {
                 seen.unknown += 1;
                 return;
             }
-            Some(Some(is_taken)) => is_taken,
+            Some(Some(taken)) => taken,
         };
+        let Label { retry, by_connect } = taken;
         if is_retry {
             seen.retries += 1;
-            seen.retries_taken += u64::from(is_taken);
+            seen.retries_taken += u64::from(retry);
+            seen.retries_by_connect += u64::from(by_connect);
         } else {
             seen.fresh += 1;
-            seen.fresh_taken += u64::from(is_taken);
+            seen.fresh_taken += u64::from(retry);
+            seen.fresh_by_connect += u64::from(by_connect);
         }
     }
 

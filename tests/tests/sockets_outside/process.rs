@@ -3,11 +3,12 @@
 use std::{fs, ops::ControlFlow, os::fd::AsRawFd as _, path::PathBuf};
 
 use backstop::sockets::{
+    namespace::{live_cookies, netns_cookie_here},
     options::{Wanted, reach},
     process::{Freezers, Process, RunState},
 };
 use rustix::process::Signal;
-use tests::{cgroup::TestCgroup, need, process::Program, unique, wait};
+use tests::{cgroup::TestCgroup, need, net::Namespace, process::Program, unique, wait};
 
 use crate::common::SOON;
 
@@ -177,4 +178,26 @@ fn a_pid_used_again_is_noticed() {
     end(pid);
     let reached = reach(&[socket], [pid as u32], |_, socket| socket.spot().pid);
     assert_eq!(reached.results, [None]);
+}
+
+#[test]
+fn a_namespace_is_there_until_it_is_gone() {
+    let namespace = Namespace::new("census");
+    let cookie = namespace.enter(netns_cookie_here).expect("a cookie");
+    let here = netns_cookie_here().expect("a cookie");
+    let is_there = |cookie| live_cookies().map(|cookies| cookies.contains(&cookie));
+    assert_eq!((is_there(cookie), is_there(here)), (Some(true), Some(true)));
+    // A process keeps it when its name is gone.
+    let sleeper = Program::new("sleep")
+        .arg("600")
+        .in_netns(&namespace)
+        .spawn();
+    drop(namespace);
+    assert_eq!(is_there(cookie), Some(true));
+    sleeper.signal(Signal::KILL);
+    sleeper.wait();
+    assert_eq!(
+        (is_there(cookie), is_there(here)),
+        (Some(false), Some(true))
+    );
 }

@@ -13,7 +13,8 @@ use agent_common::key;
 use backstop::core::hung::{AUTO_USUAL, Arrivals, Past, Wait, is_hung};
 use backstop::core::{
     Action, BreakerSettings, DialTarget, Endpoint, Engine, Event, HungRule, Membership, Nanos,
-    ProbeOutcome, RowId, WindowKind,
+    ProbeOutcome, RowId, State, WindowKind,
+    refusing::{Refusing, TOLD_EVERY},
 };
 use backstop::replay::{self, Shadow};
 
@@ -26,8 +27,6 @@ const NEWS: Time = 50_000;
 const LOOK: Time = SEC;
 /// Exchanges that have waited for less do not make their row worth a look.
 const YOUNG: Time = 500 * MS;
-/// The kernel tells of refusals at most this often for each row.
-const REFUSED_EVERY: Time = SEC;
 /// While connects fail, the agent counts the destinations with traffic this often.
 const TRAFFIC: Time = 500 * MS;
 /// It goes on for so long after a failure.
@@ -94,6 +93,7 @@ pub struct Backstop {
     look_at: Time,
     traffic_at: Time,
     failed_at: Option<Time>,
+    refusing: Refusing,
     actions: Vec<Action>,
     transitions: u64,
 }
@@ -140,6 +140,7 @@ impl Backstop {
             look_at: LOOK,
             traffic_at: TRAFFIC,
             failed_at: None,
+            refusing: Refusing::default(),
             actions,
             transitions: 0,
         }
@@ -236,7 +237,22 @@ impl Backstop {
             };
             self.engine.handle(configure, Nanos(now), &mut self.actions);
         }
+        let is_refusal = matches!(event, Event::Refused { .. });
         self.engine.handle(event, Nanos(now), &mut self.actions);
+        if is_refusal && self.engine.state(id(endpoint)) == Some(State::Open) {
+            self.refusing.heard(id(endpoint), Nanos(now));
+        }
+    }
+
+    /// Looks at rows that refuse.
+    fn look_at_refusals(&mut self, now: Time) {
+        let engine = &self.engine;
+        let is_open = |row| engine.state(row) == Some(State::Open);
+        for row in self.refusing.due(Nanos(now), is_open) {
+            let refused = self.rows[row.index as usize].refused;
+            let event = Event::Refused { row, refused };
+            self.engine.handle(event, Nanos(now), &mut self.actions);
+        }
     }
 
     fn perform(&mut self, dial: &mut dyn FnMut(usize, Luck) -> (bool, Time)) {
@@ -331,7 +347,7 @@ impl Rule for Backstop {
         row.last_connect = now;
         let Some(kernels) = row.shadow.admit(Nanos(now), draw) else {
             row.refused += 1;
-            if row.refused_told.is_none_or(|at| now - at >= REFUSED_EVERY) {
+            if row.refused_told.is_none_or(|at| now - at >= TOLD_EVERY.0) {
                 row.refused_told = Some(now);
                 self.tell(now + NEWS, News::Refused(endpoint));
             }
@@ -386,7 +402,9 @@ impl Rule for Backstop {
         let news = self.news.peek().map(|Reverse((at, ..))| *at);
         let deadline = self.engine.next_deadline().map(|at| at.0);
         let looks = Some(self.look_at.min(self.traffic_at));
-        [news, deadline, looks].into_iter().flatten().min()
+        let refusals = self.refusing.next_look().map(|at| at.0);
+        let all = [news, deadline, looks, refusals];
+        all.into_iter().flatten().min()
     }
 
     fn wake(&mut self, now: Time, dial: &mut dyn FnMut(usize, Luck) -> (bool, Time)) {
@@ -401,6 +419,7 @@ impl Rule for Backstop {
             self.engine
                 .handle(Event::Deadline, Nanos(now), &mut self.actions);
         }
+        self.look_at_refusals(now);
         if now >= self.look_at {
             self.look_at = now + LOOK;
             self.look(now);

@@ -128,23 +128,8 @@ impl Rule for Hystrix {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::rules::testing::calls;
     use crate::world::How;
-
-    fn calls(rule: &mut Hystrix, count: u32, how: How, now: Time) -> u32 {
-        let fate = Fate {
-            established: None,
-            end: now,
-            how,
-        };
-        let mut passed = 0;
-        for _ in 0..count {
-            if let Some(ticket) = rule.admit(0, now, 0) {
-                rule.ended(0, ticket, &fate, now);
-                passed += 1;
-            }
-        }
-        passed
-    }
 
     fn until(rule: &mut Hystrix, now: Time) {
         while let Some(at) = rule.wakes_at().filter(|at| *at <= now) {

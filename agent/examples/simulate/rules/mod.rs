@@ -42,3 +42,26 @@ pub trait Rule {
     /// Changes of state so far.
     fn transitions(&self) -> u64;
 }
+
+#[cfg(test)]
+mod testing {
+    use super::{Fate, Rule, Time};
+    use crate::world::{How, hash};
+
+    /// So many calls, one after the other, that end so; how many passed.
+    pub fn calls<R: Rule>(rule: &mut R, count: u64, how: How, now: Time) -> u64 {
+        let fate = Fate {
+            established: None,
+            end: now,
+            how,
+        };
+        let mut passed = 0;
+        for call in 0..count {
+            if let Some(ticket) = rule.admit(0, now, hash(call)) {
+                rule.ended(0, ticket, &fate, now);
+                passed += 1;
+            }
+        }
+        passed
+    }
+}

@@ -125,23 +125,8 @@ impl Rule for Resilience4j {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::rules::testing::calls;
     use crate::world::How;
-
-    fn calls(rule: &mut Resilience4j, count: u32, how: How, now: Time) -> u32 {
-        let fate = Fate {
-            established: None,
-            end: now,
-            how,
-        };
-        let mut passed = 0;
-        for _ in 0..count {
-            if let Some(ticket) = rule.admit(0, now, 0) {
-                rule.ended(0, ticket, &fate, now);
-                passed += 1;
-            }
-        }
-        passed
-    }
 
     #[test]
     fn half_of_the_last_hundred_open_it() {

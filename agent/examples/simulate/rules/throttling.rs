@@ -83,23 +83,8 @@ impl Rule for Throttling {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::world::{How, hash};
-
-    fn calls(rule: &mut Throttling, count: u64, how: How, now: Time) -> u64 {
-        let fate = Fate {
-            established: None,
-            end: now,
-            how,
-        };
-        let mut passed = 0;
-        for call in 0..count {
-            if let Some(ticket) = rule.admit(0, now, hash(call)) {
-                rule.ended(0, ticket, &fate, now);
-                passed += 1;
-            }
-        }
-        passed
-    }
+    use crate::rules::testing::calls;
+    use crate::world::How;
 
     #[test]
     fn twice_what_is_accepted_passes() {

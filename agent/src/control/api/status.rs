@@ -143,7 +143,7 @@ words! {
     Bypass {
         /// Most destinations fail at once.
         Correlated = "correlated",
-        /// Too many endpoints of its name refuse already.
+        /// As many endpoints of its name as may refuse already, or admit a share only (their ramp).
         MaxOpenShare = "max_open_share",
     }
 }

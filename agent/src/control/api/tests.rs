@@ -81,6 +81,58 @@ pub(crate) fn row(destination: &str) -> Row {
     }
 }
 
+/// As of a node on which all is well but the priority.
+pub(crate) fn doctor_report() -> DoctorReport {
+    let check = |name: &str, status, what: &str, remedy: Option<&str>| Check {
+        name: name.to_owned(),
+        status,
+        what: what.to_owned(),
+        remedy: remedy.map(str::to_owned),
+    };
+    DoctorReport {
+        version: "0.1.0".to_owned(),
+        ok: true,
+        agent: Some(DoctorAgent {
+            pid: 812,
+            mode: Mode::Enforce,
+            paused: None,
+            uptime_ms: 182_000,
+            ready: true,
+            heartbeat_ms_ago: 5,
+            cgroups: vec!["/sys/fs/cgroup/shop".to_owned()],
+            config_file: None,
+            state_dir: "/var/lib/backstop".to_owned(),
+            lost_events: 0,
+            rows: DoctorRows::default(),
+            memory: DoctorMemory::default(),
+            adopted: 0,
+        }),
+        checks: vec![
+            check(
+                "priority",
+                CheckStatus::Warn,
+                "The event thread has no real-time priority.",
+                Some("give the agent CAP_SYS_NICE"),
+            ),
+            check("mode", CheckStatus::Ok, "Verdicts are enforced.", None),
+        ],
+        hooks: vec![HookReport {
+            cgroup: "/sys/fs/cgroup/shop".to_owned(),
+            hook: "connect4".to_owned(),
+            attached: true,
+            verified_ms_ago: Some(4_000),
+            others: vec![OtherProgram {
+                id: 12,
+                name: "lb4".to_owned(),
+                position: Position::After,
+                cgroup: "/sys/fs/cgroup".to_owned(),
+                attach_flags: vec!["multi".to_owned()],
+                can_change_verdict: true,
+            }],
+        }],
+    }
+}
+
 pub(crate) fn envelope(destinations: Vec<Row>) -> StatusEnvelope {
     StatusEnvelope {
         version: "0.1.0".to_owned(),

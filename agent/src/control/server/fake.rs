@@ -14,9 +14,9 @@ use tokio::sync::{Semaphore, broadcast};
 use crate::control::{
     Answer, Backend, Caller, EventFeed, Manual,
     api::{
-        ApiError, ConfigAction, ConfigView, Event, EventRecord, Explanation, Handover, Health,
-        ManualResult, PauseResult, Paused, Peer, ReloadResult, StatusEnvelope, Timestamp, Window,
-        tests as api_tests,
+        ApiError, ConfigAction, ConfigView, DoctorReport, Event, EventRecord, Explanation,
+        Handover, Health, ManualResult, PauseResult, Paused, Peer, ReloadResult, StatusEnvelope,
+        Timestamp, Window, tests as api_tests,
     },
 };
 
@@ -30,6 +30,8 @@ pub(crate) struct Fake {
     /// Answers to the whole status and to metrics wait for one of these each.
     pub(crate) go: Arc<Semaphore>,
     pub(crate) health: Mutex<Health>,
+    /// What doctor finds.
+    pub(crate) report: Mutex<DoctorReport>,
     pub(crate) kept: Mutex<Vec<Arc<EventRecord>>>,
     pub(crate) publisher: broadcast::Sender<Arc<EventRecord>>,
 }
@@ -46,6 +48,7 @@ impl Fake {
                 ready: true,
                 reason: "enforcing".to_owned(),
             }),
+            report: Mutex::new(api_tests::doctor_report()),
             kept: Mutex::default(),
             publisher: broadcast::channel(16).0,
         })
@@ -172,6 +175,11 @@ impl Backend for Fake {
             toml: "mode = \"enforce\"\n".to_owned(),
             warnings: vec!["w".to_owned()],
         }))
+    }
+
+    fn doctor(&self) -> Answer<DoctorReport> {
+        self.note("doctor".to_owned());
+        ready(Ok(self.report.lock().unwrap().clone()))
     }
 
     fn events(&self, all: bool) -> EventFeed {

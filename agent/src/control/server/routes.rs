@@ -17,9 +17,9 @@ use super::{Shared, events, large};
 use crate::control::{
     Caller, Manual,
     api::{
-        ApiError, ConfigView, ErrorBody, Explanation, Handover, MANUAL_DEFAULT, ManualResult,
-        PauseResult, Peer, ReloadResult, StatusEnvelope, check_order_workload, check_workload,
-        parse_for,
+        ApiError, ConfigView, DoctorReport, ErrorBody, Explanation, Handover, MANUAL_DEFAULT,
+        ManualResult, PauseResult, Peer, ReloadResult, StatusEnvelope, check_order_workload,
+        check_workload, parse_for,
     },
 };
 
@@ -40,6 +40,7 @@ pub fn control(shared: Arc<Shared>) -> Router {
         .route("/v1/explain", get(explain))
         .route("/v1/events", get(event_lines))
         .route("/v1/config", get(config))
+        .route("/v1/doctor", get(doctor))
         .route("/v1/reload", post(reload))
         .route("/v1/handover", post(hand_over))
         .route("/v1/handover/end", post(end_handover))
@@ -397,6 +398,13 @@ async fn config(
     Params(NoParams {}): Params<NoParams>,
 ) -> Result<Json<ConfigView>, ApiError> {
     shared.answer(shared.backend.config()).await.map(Json)
+}
+
+async fn doctor(
+    State(shared): App,
+    Params(NoParams {}): Params<NoParams>,
+) -> Result<Json<DoctorReport>, ApiError> {
+    shared.answer(shared.backend.doctor()).await.map(Json)
 }
 
 async fn reload(

@@ -50,6 +50,8 @@ pub enum Command {
     DialEnded(DialTarget, bool),
     /// Destinations with traffic in the last minute.
     Traffic(usize),
+    /// Say so ([`Notice::CaughtUp`]) once everything that the kernel has told so far has been handled.
+    CatchUp,
     /// End the thread.
     Stop,
 }
@@ -167,6 +169,7 @@ impl Worker {
                     self.engine.traffic(destinations, now, &mut self.actions);
                     self.perform(None);
                 }
+                Command::CatchUp => self.catches_up = true,
                 Command::Stop => return true,
             }
         }

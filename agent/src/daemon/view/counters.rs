@@ -2,7 +2,7 @@
 
 use agent_common::{
     Retries, Row as KernelRow, budget,
-    retry::Counted,
+    retry::{Counted, FATE_PASSED, FATE_REFUSED, FATE_WOULD},
     row::{ROW_LIMITED, ROW_PROTECTED},
     unanswered,
 };
@@ -67,9 +67,7 @@ pub fn would_reject(row: &KernelRow, retries: &Retries) -> Rejections {
 
 /// Retries of requests that are not idempotent: passed, refused, and such as observe mode let pass.
 pub fn non_idempotent(retries: &Retries) -> [u64; 3] {
-    let not_let_pass = retries.refused + retries.would_refuse;
-    let passed = retries.non_idempotent.saturating_sub(not_let_pass);
-    [passed, retries.refused, retries.would_refuse].map(u64::from)
+    [FATE_PASSED, FATE_REFUSED, FATE_WOULD].map(|fate| retries.repeated(fate))
 }
 
 /// Retries that a row's budget still allows; `None`: it has none.

@@ -6,7 +6,7 @@
 //! whose connect was under way. Once the breaker lets probes pass, nothing more is ended.
 //!
 //! The same thread ends connections whose request the kernel refuses (`refuse_non_idempotent`), at once: it
-//! has dropped the request's first packet, and the program waits for an answer.
+//! has dropped a packet of the request, and the program waits for an answer.
 //!
 //! An operator's `trip` ends nothing: it refuses connects, by hand and for a time. Nothing is ended in
 //! observe mode, in a pause, on protected destinations and of sockets of the kernel's own.
@@ -18,7 +18,12 @@ use std::{
     time::Duration,
 };
 
-use agent_common::{Mode, Row, Stamp, stamp::unpack_request, verdict::STATE_OPEN};
+use agent_common::{
+    Mode, Row, Stamp,
+    request::{COMPARED, REFUSED},
+    stamp::{PROTOCOL_HTTP1, unpack_request},
+    verdict::STATE_OPEN,
+};
 use anyhow::{Context as _, Result};
 
 use super::{
@@ -62,19 +67,28 @@ pub struct Refused {
     pub row: RowId,
     /// Its socket.
     pub cookie: u64,
-    /// Number of the exchange before it on its connection ([`unpack_request`]).
+    /// Number of the last exchange on its connection ([`unpack_request`]): the one before it, or its own.
     pub number: u32,
+    /// Its own: only its end has not left.
+    pub is_under_way: bool,
     /// When the kernel has dropped it.
     pub at: Nanos,
 }
 
 impl Refused {
     /// Whether it is still so: of a request that leaves after all the kernel counts the exchange, and never
-    /// takes that back. An order that has waited, as in an agent that was stopped, is void in any case: while
+    /// takes that back; of one whose end does it says that nothing is refused any more. An order that has waited, as in an agent that was stopped, is void in any case: while
     /// the request is refused, the kernel orders again with each resend.
     fn is_so(&self, stamp: &Stamp, now: Nanos) -> bool {
+        let is_held_back = if self.is_under_way {
+            stamp.owed().is_some()
+                && stamp.protocol == PROTOCOL_HTTP1
+                && stamp.tls_stage & (COMPARED | REFUSED) == COMPARED | REFUSED
+        } else {
+            stamp.owed().is_none()
+        };
         row_of(stamp) == self.row
-            && stamp.owed().is_none()
+            && is_held_back
             && unpack_request(stamp.request).0 == self.number
             && now < self.at + VOID
     }
@@ -299,18 +313,19 @@ fn is_idle(stamp: &Stamp, look: &Look) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use agent_common::stamp::pack_request;
+    use agent_common::stamp::{PHASE_OPEN, pack_request};
     use bytemuck::Zeroable as _;
 
     use super::*;
 
-    const REFUSED: Refused = Refused {
+    const ORDER: Refused = Refused {
         row: RowId {
             index: 3,
             incarnation: 1,
         },
         cookie: 7,
         number: 2,
+        is_under_way: false,
         at: Nanos::from_secs(100),
     };
 
@@ -327,21 +342,54 @@ mod tests {
 
     #[test]
     fn a_request_that_has_left_since_is_not_ended() {
-        assert!(REFUSED.is_so(&refused(), REFUSED.at));
+        assert!(ORDER.is_so(&refused(), ORDER.at));
         let mut left = refused();
         left.request = pack_request(3, 1);
-        assert!(!REFUSED.is_so(&left, REFUSED.at));
+        assert!(!ORDER.is_so(&left, ORDER.at));
         // Nor when it was answered.
         left.answers = 3;
-        assert!(!REFUSED.is_so(&left, REFUSED.at));
+        assert!(!ORDER.is_so(&left, ORDER.at));
         let mut other = refused();
         other.incarnation = 2;
-        assert!(!REFUSED.is_so(&other, REFUSED.at));
+        assert!(!ORDER.is_so(&other, ORDER.at));
+    }
+
+    #[test]
+    fn a_request_whose_end_has_left_since_is_not_ended() {
+        let order = Refused {
+            number: 3,
+            is_under_way: true,
+            ..ORDER
+        };
+        let held_back = Stamp {
+            phase: PHASE_OPEN,
+            request: pack_request(3, 1),
+            protocol: PROTOCOL_HTTP1,
+            tls_stage: COMPARED | REFUSED,
+            ..refused()
+        };
+        assert!(order.is_so(&held_back, order.at));
+        // It has left; it was answered before; another one is under way.
+        let left = Stamp {
+            tls_stage: COMPARED,
+            ..held_back
+        };
+        assert!(!order.is_so(&left, order.at));
+        let answered = Stamp {
+            answers: 3,
+            ..held_back
+        };
+        assert!(!order.is_so(&answered, order.at));
+        let next = Stamp {
+            request: pack_request(4, 1),
+            ..held_back
+        };
+        assert!(!order.is_so(&next, order.at));
     }
 
     #[test]
     fn an_order_that_has_waited_is_void() {
-        let late = |ms| REFUSED.is_so(&refused(), REFUSED.at + Nanos::from_millis(ms));
+        let late = |ms| ORDER.is_so(&refused(), ORDER.at + Nanos::from_millis(ms));
         assert!(late(1_999));
         assert!(!late(2_000));
     }

@@ -90,6 +90,27 @@ fn what_was_told_comes_back_with_the_time_that_is_left() {
 }
 
 #[test]
+fn a_namespace_that_is_gone_takes_its_names_along() {
+    let mut story = story();
+    story.heard(&["db.internal", "a.internal"], &[1, 2], 0);
+    let hosts = &mut story.0;
+    hosts.heard(8, &answer(&["db.internal"], &[1], 60), at(0));
+    hosts.resolved(&"own.internal".into(), &[addr(1)], at(0));
+    let mut namespaces: Vec<u64> = hosts.namespaces().collect();
+    namespaces.sort_unstable();
+    assert_eq!(namespaces, [EVERYWHERE, NETNS, 8]);
+    let mut changes = hosts.forget(&HashSet::from([NETNS, 9]));
+    changes.sort_unstable_by_key(|change| change.place);
+    assert_eq!(changes, [change(1), change(2)]);
+    assert_eq!(hosts.len(), 2);
+    assert_eq!(hosts.namespaces().count(), 2);
+    assert!(hosts.told().iter().all(|told| told.netns == 8));
+    assert_eq!(story.of(1), ["own.internal"]);
+    // Another one with the same cookie does not exist; if it did, it would begin with nothing.
+    assert_eq!(story.heard(&["db.internal"], &[1], 1), [change(1)]);
+}
+
+#[test]
 fn a_list_of_any_kind_keeps_the_bounds() {
     let told = |netns, last: u32, name: u32| Told {
         netns,

@@ -24,6 +24,44 @@ pub const HOOKS: [&str; 6] = [
     "ingress",
 ];
 
+/// The hook of each of our programs, in the order of [`HOOKS`]: the program's name, and the hook's number in
+/// `enum bpf_attach_type` (include/uapi/linux/bpf.h).
+const PROGRAMS: [(&str, u32); 6] = [
+    ("connect4", 10),
+    ("connect6", 11),
+    ("follow", 3),
+    ("release", 34),
+    ("sent", 1),
+    ("received", 0),
+];
+
+/// One of our programs, and where it belongs.
+#[derive(Clone, Copy, Debug)]
+pub struct OwnProgram {
+    /// Its hook, as in [`HOOKS`].
+    pub hook: &'static str,
+    /// The hook's number (`enum bpf_attach_type`).
+    pub attach_type: u32,
+    /// Its name.
+    pub name: &'static str,
+    /// Its id on this machine; `None` where the kernel does not tell.
+    pub id: Option<u32>,
+}
+
+/// The programs that every watched cgroup gets.
+pub(super) fn own_programs(ebpf: &Ebpf) -> Vec<OwnProgram> {
+    let each = HOOKS.into_iter().zip(PROGRAMS);
+    each.map(|(hook, (name, attach_type))| OwnProgram {
+        hook,
+        attach_type,
+        name,
+        id: ebpf
+            .program(name)
+            .and_then(|program| Some(program.info().ok()?.id())),
+    })
+    .collect()
+}
+
 /// Links of one cgroup, in the order of attaching; none for a hook that is not attached (yet).
 #[derive(Default)]
 pub(super) struct Links {

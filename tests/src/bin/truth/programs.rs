@@ -96,13 +96,23 @@ fn missed(figures: &Figures) -> Vec<String> {
     missed
 }
 
+/// A share of them, where there are any.
+fn share(some: u64, all: u64) -> String {
+    match all {
+        0 => "-".to_owned(),
+        _ => format!("{:.2}", some as f64 / all as f64),
+    }
+}
+
 /// A row for each program: all its measurements together, and the worst.
 fn summarize(figures: &[Figures]) {
     println!(
         "| Program | Kind | Calls | Fresh taken | % | At worst | Retries | Seen at 10/s | 100/s | 500 and 2,000/s \
-         | Refused |"
+         | Refused | connect() alone: fresh taken, % | Seen |"
     );
-    println!("| --- | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |");
+    println!(
+        "| --- | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |"
+    );
     for rows in figures.chunk_by(|a, b| std::ptr::eq(a.cell.caller, b.cell.caller)) {
         let sum = |of: fn(&Figures) -> u64| rows.iter().map(of).sum::<u64>();
         let (calls, fresh) = (sum(|row| row.own.calls), sum(Figures::fresh_taken));
@@ -112,18 +122,15 @@ fn summarize(figures: &[Figures]) {
             let (taken, all) = rows.fold((0, 0), |(taken, all), row| {
                 (taken + row.seen.retries_taken, all + row.seen.retries)
             });
-            if all == 0 {
-                "-".to_owned()
-            } else {
-                format!("{:.2}", taken as f64 / all as f64)
-            }
+            share(taken, all)
         });
         let caller = rows[0].cell.caller;
+        let percent = |of: u64| 100.0 * of as f64 / calls.max(1) as f64;
         println!(
-            "| {} | {} | {calls} | {fresh} | {:.2} | {:.1} | {} | {} | {} |",
+            "| {} | {} | {calls} | {fresh} | {:.2} | {:.1} | {} | {} | {} | {:.2} | {} |",
             caller.name,
             caller.kind.name(),
-            100.0 * fresh as f64 / calls.max(1) as f64,
+            percent(fresh),
             100.0 * worst,
             sum(|row| row.seen.retries),
             seen.join(" | "),
@@ -131,7 +138,12 @@ fn summarize(figures: &[Figures]) {
                 sum(|row| row.by_limit + row.by_budget).to_string()
             } else {
                 "-".to_owned()
-            }
+            },
+            percent(sum(Figures::fresh_by_connect)),
+            share(
+                sum(|row| row.seen.retries_by_connect),
+                sum(|row| row.seen.retries)
+            )
         );
     }
 }
@@ -139,20 +151,20 @@ fn summarize(figures: &[Figures]) {
 fn print(figures: &[Figures]) {
     println!(
         "| Program | Kind | Failures | Calls/s | Calls | Retries | Dialled | Taken for retries \
-         | Fresh taken | % | Recall | Refused: limit | budget | Missed |"
+         | Fresh taken | % | Recall | connect() alone: fresh taken | Recall | Refused: limit | budget | Missed |"
     );
     println!(
-        "| --- | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | --- |"
+        "| --- | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | --- |"
     );
     for row in figures {
         let Figures {
             cell, own, seen, ..
         } = row;
-        let recall = row
-            .recall()
-            .map_or_else(|| "-".to_owned(), |recall| format!("{recall:.2}"));
+        let recall = share(seen.retries_taken, seen.retries);
+        let by_connect = share(seen.retries_by_connect, seen.retries);
         println!(
-            "| {} | {} | {} % | {} | {} | {} | {} | {} | {} | {:.1} | {recall} | {} | {} | {} |",
+            "| {} | {} | {} % | {} | {} | {} | {} | {} | {} | {:.1} | {recall} | {} | {by_connect} \
+             | {} | {} | {} |",
             cell.caller.name,
             cell.caller.kind.name(),
             cell.percent,
@@ -163,6 +175,7 @@ fn print(figures: &[Figures]) {
             row.taken,
             row.fresh_taken(),
             100.0 * row.fresh_share(),
+            row.fresh_by_connect(),
             row.by_limit,
             row.by_budget,
             missed(row).join(", ")

@@ -17,6 +17,7 @@ use agent_common::verdict::{
 };
 
 use super::super::*;
+use crate::core::refusing::{Refusing, TOLD_EVERY};
 
 /// How the destination answers a SYN, of a program or of the agent's dial, and a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -115,6 +116,8 @@ enum News {
 /// SYNs of one half-open verdict.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Round {
+    /// When its last SYN left.
+    pub(super) at: Nanos,
     pub(super) syns: u32,
     pub(super) abandoned: u32,
 }
@@ -143,6 +146,7 @@ pub(super) struct World {
     pub(super) bad_exchanges: u64,
     pub(super) refused: Vec<Nanos>,
     refusal_told: Option<Nanos>,
+    refusing: Refusing,
     /// Connects that passed since the verdict had run out. The agent lives: none.
     pub(super) ran_out: u64,
 }
@@ -168,6 +172,7 @@ impl World {
             bad_exchanges: 0,
             refused: Vec::new(),
             refusal_told: None,
+            refusing: Refusing::default(),
             ran_out: 0,
             plan,
         };
@@ -188,7 +193,8 @@ impl World {
         loop {
             let happening = self.queue.peek().map(|Reverse((at, ..))| *at);
             let deadline = self.engine.next_deadline();
-            let Some(at) = [happening, deadline].into_iter().flatten().min() else {
+            let look = self.refusing.next_look();
+            let Some(at) = [happening, deadline, look].into_iter().flatten().min() else {
                 break;
             };
             if at > end {
@@ -199,9 +205,11 @@ impl World {
                 if let Some(Reverse((_, _, happening))) = self.queue.pop() {
                     self.happen(happening);
                 }
-            } else {
+            } else if deadline == Some(at) {
                 self.engine.handle(Event::Deadline, self.now, &mut self.out);
                 self.apply();
+            } else {
+                self.look_at_refusals();
             }
         }
         self.now = end;
@@ -273,7 +281,9 @@ impl World {
                 stamp.probe = generation == verdict.generation && taken < self.probe_limit;
                 if stamp.probe {
                     self.slots = pack_probe_slots(generation, taken + 1);
-                    self.rounds.entry(generation).or_default().syns += 1;
+                    let round = self.rounds.entry(generation).or_default();
+                    round.syns += 1;
+                    round.at = self.now;
                     self.tell(News::ProbeStarted { generation });
                 }
                 !stamp.probe
@@ -291,7 +301,10 @@ impl World {
         };
         if refuse {
             self.refused.push(self.now);
-            if self.refusal_told.is_none_or(|at| self.now - at >= secs(1)) {
+            if self
+                .refusal_told
+                .is_none_or(|at| self.now - at >= TOLD_EVERY)
+            {
                 self.refusal_told = Some(self.now);
                 self.tell(News::Refused);
             }
@@ -436,8 +449,22 @@ impl World {
                 last_seqs: [self.rings[0].last_seq, self.rings[1].last_seq],
             },
         };
+        let is_refusal = matches!(event, Event::Refused { .. });
         self.engine.handle(event, self.now, &mut self.out);
+        if is_refusal && self.state() == State::Open {
+            self.refusing.heard(ROW, self.now);
+        }
         self.apply();
+    }
+
+    fn look_at_refusals(&mut self) {
+        let is_open = |row| self.engine.state(row) == Some(State::Open);
+        for row in self.refusing.due(self.now, is_open) {
+            let refused = self.refused.len() as u64;
+            let event = Event::Refused { row, refused };
+            self.engine.handle(event, self.now, &mut self.out);
+            self.apply();
+        }
     }
 
     fn apply(&mut self) {
