@@ -26,7 +26,7 @@ const PLAIN: Style = Style {
 #[test]
 fn problems_first_each_with_its_remedy() {
     let expected = "\
-backstop 0.1.0  process 812  up 3m 2s: this node is protected, 1 warning
+backstop 0.1.0  process 812  up 3m2s: this node is protected, 1 warning
 
 warn  priority  The event thread has no real-time priority.
                 -> give the agent CAP_SYS_NICE
@@ -47,7 +47,7 @@ fn what_is_not_protected_says_so_first() {
     report.checks[0].status = CheckStatus::Fail;
     assert_eq!(
         first(&report),
-        "backstop 0.1.0  process 812  up 3m 2s: NOT PROTECTED, 1 problem"
+        "backstop 0.1.0  process 812  up 3m2s: NOT PROTECTED, 1 problem"
     );
     report.agent = None;
     assert_eq!(first(&report), "NOT PROTECTED, 1 problem");

@@ -43,7 +43,7 @@ fn rates_stand_beside_the_sums() {
     let lines = frame(&now, Some(&earlier), (200, 24)).lines();
     assert_eq!(
         lines[0],
-        "backstop 0.1.0  mode enforce  up 3h 12m 2s  lost events 0  rows 2 (1 open, 0 half-open)"
+        "backstop 0.1.0  mode enforce  up 3h12m2s  lost events 0  rows 2 (1 open, 0 half-open)"
     );
     let words =
         |line: &str| -> Vec<String> { line.split_whitespace().map(str::to_owned).collect() };
