@@ -95,7 +95,7 @@ fn is_tls_record(head: &[u8; HEAD], _: u32) -> bool {
 
 /// Redis: an array of some elements.
 #[inline(always)]
-fn is_redis_array(head: &[u8; HEAD], _: u32) -> bool {
+pub(crate) fn is_redis_array(head: &[u8; HEAD], _: u32) -> bool {
     head[0] == b'*' && head[1].is_ascii_digit() && (head[2] == b'\r' || head[3] == b'\r')
 }
 
@@ -208,6 +208,8 @@ pub fn begins_http_request(head: &[u8; HEAD]) -> bool {
 /// A client of a protocol that answers each request: in `Stamp::tls_stage`, of what is no HTTP/1 and no TLS. The
 /// egress hook is the writer.
 pub const ANSWERS_ALL: u32 = 1 << 15;
+/// Beside [`ANSWERS_ALL`]: the first request of the connection is one that waits ([`crate::commands`]).
+pub const WAITS_FIRST: u32 = 1 << 14;
 
 /// Whether the first payload that a client sends is one of a protocol that answers each request, though it is
 /// only timed: Redis, PostgreSQL's startup (version 3; SSLRequest and GSSENCRequest, of which five bytes are at

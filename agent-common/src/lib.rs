@@ -15,6 +15,7 @@ pub mod answer;
 pub mod broker;
 pub mod budget;
 pub mod classify;
+pub mod commands;
 pub mod control;
 pub mod event;
 pub mod histogram;

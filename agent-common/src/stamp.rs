@@ -69,7 +69,7 @@ pub struct Stamp {
     pub request_seq: u32,
     /// What a TLS client has sent (`STAGE_` in [`crate::tls`]). With HTTP/1: what the last request asks
     /// for (`ASKS_` in [`crate::http`]), and what is known of its end (`SENDS_` in [`crate::request`]). With
-    /// AMQP: [`crate::broker::CONFIRMS`].
+    /// AMQP: [`crate::broker::CONFIRMS`]. With what is only timed: [`crate::classify::ANSWERS_ALL`].
     pub tls_stage: u32,
     /// What a TLS 1.3 server has sent since the handshake ([`crate::tls::received`]). With HTTP/1: what is
     /// known of the end of the last answer, and whether HTTP is spoken at all (`BODY_` in [`crate::http`]).
@@ -205,6 +205,9 @@ pub const KIND_REQUEST: u64 = 0;
 pub const KIND_HANDSHAKE: u64 = 1 << 62;
 /// What a server that speaks first owes from established on.
 pub const KIND_GREETING: u64 = 2 << 62;
+/// A request that waits by right until there is something to say ([`crate::commands`]): who gives it up says
+/// nothing of the destination, and neither does how long it took. (It has the bit of [`KIND_HANDSHAKE`], too.)
+pub const KIND_WAIT: u64 = 3 << 62;
 
 const REQUEST_TIME: u64 = (1 << 48) - 1;
 const REQUEST_NUMBER: u64 = (1 << 14) - 1;

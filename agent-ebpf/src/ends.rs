@@ -11,8 +11,8 @@ use agent_common::{
     retry::{ENDED_UNANSWERED, ENDED_WELL},
     row::FAIL_LISTED,
     stamp::{
-        KIND_HANDSHAKE, KIND_REQUEST, PROTOCOL_HTTP1, PROTOCOL_SSH, STAMP_HALF_CLOSED, STAMP_PROBE,
-        STAMP_PROBE_BY_EXCHANGE, STAMP_WOULD, kind_of_request, unpack_request,
+        KIND_HANDSHAKE, KIND_REQUEST, KIND_WAIT, PROTOCOL_HTTP1, PROTOCOL_SSH, STAMP_HALF_CLOSED,
+        STAMP_PROBE, STAMP_PROBE_BY_EXCHANGE, STAMP_WOULD, kind_of_request, unpack_request,
     },
     unanswered,
     verdict::STATE_CLOSED,
@@ -48,6 +48,8 @@ const SSH_BEGINS_WITHIN: u32 = 3;
 const SAYS_FAILED: u64 = 1;
 /// The answer asks for fewer calls.
 const SAYS_THROTTLED: u64 = 2;
+/// The request was one that waits by right: when its answer came says nothing.
+const SAYS_WAITED: u64 = 4;
 
 /// What an answer says, by its number and its status line: [`Answered::says`].
 #[inline(always)]
@@ -60,6 +62,12 @@ pub fn says(answer: u32, line: u64) -> u64 {
         0
     };
     line | hidden64(failed | throttled)
+}
+
+/// What the kind of the exchange adds to what its answer says.
+#[inline(always)]
+pub fn waited(kind: u64) -> u64 {
+    hidden64(if kind == KIND_WAIT { SAYS_WAITED } else { 0 })
 }
 
 /// Whether an answer that says this is a failure for the policy of a row.
@@ -106,7 +114,7 @@ pub struct Answered {
     pub us: u64,
     /// What the agent has counted the exchange as.
     pub counted: u64,
-    /// What it says ([`says`]): its status line, [`SAYS_FAILED`], [`SAYS_THROTTLED`].
+    /// What it says ([`says`]): its status line, [`SAYS_FAILED`], [`SAYS_THROTTLED`]; and [`waited`].
     pub says: u64,
 }
 
@@ -125,12 +133,12 @@ pub unsafe fn answered(stamp: *mut Stamp, row: *mut Row, answered: Answered) -> 
     // SAFETY: by the caller, map memory.
     unsafe {
         (*row).last_answer_ns = now;
-        atomics::add(&raw mut (*row).response_latency_sum_us, us);
-        outcome::longest(&raw mut (*row).response_latency_max_us, us);
-        outcome::bucket((*row).response_histogram, us);
+        measure(row, us, says);
         let slow_us = u64::from((*row).settings.slow_call_us);
         let is_failed = fails(row, says);
-        let is_slow = !is_failed && slow_us != 0 && us > slow_us;
+        // (Not by a question, for which the verifier would walk on twice.)
+        let judged_us = us & hidden64(((says / SAYS_WAITED) & 1).wrapping_sub(1));
+        let is_slow = !is_failed && slow_us != 0 && judged_us > slow_us;
         if says & SAYS_THROTTLED != 0 {
             atomics::add32(&raw mut (*row).throttled, 1);
         }
@@ -163,6 +171,23 @@ pub unsafe fn answered(stamp: *mut Stamp, row: *mut Row, answered: Answered) -> 
         atomics::add(&raw mut (*row).responses, 1);
         hidden(u32::from(is_failed))
     }
+}
+
+/// Enters the latency of an answer that says this.
+///
+/// # Safety
+/// `row` must be map memory.
+#[inline(never)]
+unsafe fn measure(row: *mut Row, us: u64, says: u64) -> u32 {
+    // SAFETY: by contract.
+    unsafe {
+        if says & SAYS_WAITED == 0 {
+            atomics::add(&raw mut (*row).response_latency_sum_us, us);
+            outcome::longest(&raw mut (*row).response_latency_max_us, us);
+            outcome::bucket((*row).response_histogram, us);
+        }
+    }
+    hidden(0)
 }
 
 /// How an established connection changes.
@@ -259,7 +284,8 @@ pub unsafe fn closing(stamp: *mut Stamp, change: &Change) -> bool {
         let is_farewell = outcome == OUTCOME_CLOSED_EARLY
             && (*stamp).protocol == PROTOCOL_SSH
             && number > SSH_BEGINS_WITHIN;
-        let outcome = if is_farewell {
+        let is_taken = half_closed && outcome == OUTCOME_CLOSED_EARLY && is_message(stamp, word);
+        let outcome = if is_farewell || is_taken {
             OUTCOME_ABANDONED
         } else {
             outcome
@@ -345,6 +371,19 @@ pub unsafe fn is_one_way(row: *mut Row, request: u64) -> bool {
     unsafe { (*row).responses == 0 && kind_of_request(request) != KIND_HANDSHAKE }
 }
 
+/// Whether an exchange may be a message for which the end of the connection is all the answer there is. A server
+/// that closes in order behind the end of what it was sent has read all of that: the kernel resets otherwise
+/// (net/ipv4/tcp.c, `__tcp_close`).
+///
+/// # Safety
+/// As [`closing`]; `request` is the exchange's word.
+#[inline(always)]
+unsafe fn is_message(stamp: *mut Stamp, request: u64) -> bool {
+    // SAFETY: by the caller, map memory.
+    kind_of_request(request) == KIND_REQUEST
+        && unsafe { unanswered::may_be((*stamp).protocol, (*stamp).tls_stage) }
+}
+
 /// Whether nobody waits for the answer to this exchange, for connections of the row usually end like this
 /// ([`unanswered`]).
 ///
@@ -355,8 +394,7 @@ pub unsafe fn is_usual(stamp: *mut Stamp, row: *mut Row, request: u64) -> bool {
     let (number, _) = unpack_request(request);
     // SAFETY: by the caller, map memory.
     unsafe {
-        unanswered::may_be((*stamp).protocol, (*stamp).tls_stage)
-            && kind_of_request(request) == KIND_REQUEST
+        is_message(stamp, request)
             && unanswered::is_usual(
                 (&raw const (*row).unanswered).read_volatile(),
                 number,
@@ -402,10 +440,7 @@ unsafe fn learn(stamp: *mut Stamp, row: *mut Row, request: u64) {
     // SAFETY: by the caller, map memory.
     unsafe {
         let verdict = Verdict::unpack(atomics::load(&raw const (*row).verdict));
-        if verdict.state == STATE_CLOSED
-            && unanswered::may_be((*stamp).protocol, (*stamp).tls_stage)
-            && kind_of_request(request) == KIND_REQUEST
-        {
+        if verdict.state == STATE_CLOSED && is_message(stamp, request) {
             let (number, _) = unpack_request(request);
             let word = &raw mut (*row).unanswered;
             word.write_volatile(unanswered::given_up(word.read_volatile(), number));
@@ -430,7 +465,7 @@ unsafe fn ended_well(stamp: *mut Stamp) {
 }
 
 /// What it means that the program closes before the answer. (Nobody has waited for the answer to a request
-/// that is not finished.)
+/// that is not finished, and what waits by right is not late.)
 ///
 /// # Safety
 /// As [`closing`].
@@ -440,8 +475,11 @@ pub unsafe fn given_up(stamp: *mut Stamp, us: u64, exiting: bool) -> u32 {
     let limit =
         unsafe { outcome::row_of(stamp).map_or(0, |row| (*row).settings.exchange_gave_up_ms) };
     // SAFETY: by the caller.
-    let is_sent = || unsafe { !request::is_unfinished(stamp) };
-    if !exiting && limit != 0 && us >= u64::from(limit) * 1000 && is_sent() {
+    let is_owed = || unsafe {
+        kind_of_request((&raw const (*stamp).request).read_volatile()) != KIND_WAIT
+            && !request::is_unfinished(stamp)
+    };
+    if !exiting && limit != 0 && us >= u64::from(limit) * 1000 && is_owed() {
         OUTCOME_GAVE_UP
     } else {
         OUTCOME_ABANDONED

@@ -7,7 +7,8 @@
 //! whoever advances `answers`.
 //!
 //! Two kinds of exchange are no request of the program: parts of a TLS handshake, which count only if
-//! they fail, and the greeting of a server that is known to speak first, owed from established on.
+//! they fail, and the greeting of a server that is known to speak first, owed from established on. A third is one
+//! that may take any time: a command that waits by right.
 
 use agent_common::{
     Row, Stamp, Verdict, classify,
@@ -16,10 +17,10 @@ use agent_common::{
     request::{COMPARED, ELSEWHERE, SENDS, asked, asked_on},
     retry::ENDED_WELL,
     stamp::{
-        KIND_GREETING, KIND_HANDSHAKE, KIND_REQUEST, PHASE_OPEN, PHASE_PENDING, PROTOCOL_ADOPTED,
-        PROTOCOL_AMQP, PROTOCOL_HTTP1, PROTOCOL_MQTT, PROTOCOL_MULTIPLEXED, PROTOCOL_NATS,
-        PROTOCOL_OPAQUE, PROTOCOL_STOMP, PROTOCOL_TLS, PROTOCOL_TUNNEL, PROTOCOL_UNKNOWN,
-        kind_of_request, pack_request, unpack_request,
+        KIND_GREETING, KIND_HANDSHAKE, KIND_REQUEST, KIND_WAIT, PHASE_OPEN, PHASE_PENDING,
+        PROTOCOL_ADOPTED, PROTOCOL_AMQP, PROTOCOL_HTTP1, PROTOCOL_MQTT, PROTOCOL_MULTIPLEXED,
+        PROTOCOL_NATS, PROTOCOL_OPAQUE, PROTOCOL_STOMP, PROTOCOL_TLS, PROTOCOL_TUNNEL,
+        PROTOCOL_UNKNOWN, kind_of_request, pack_request, unpack_request,
     },
     tls::{STAGE_ASKED, STAGE_FINISHED, STAGE_HELLO, STAGE_SETTLED, Sent},
 };
@@ -38,7 +39,7 @@ use crate::{
     opaque::{hidden, hidden64, is},
     outcome, paces, request,
     segment::{self, Segment},
-    speaks::{self, FAREWELL},
+    speaks::{self, FAREWELL, WAIT},
     stamps, taken, tls, tried, whole,
 };
 
@@ -182,7 +183,11 @@ unsafe fn out(ctx: &SkBuffContext, stamp: *mut Stamp, segment: Segment, verdict:
                     kind = KIND_HANDSHAKE;
                     tls::sent(ctx.skb.skb, stamp, &segment);
                 } else {
-                    (*stamp).tls_stage = speaks::asks(ctx.skb.skb, &segment, protocol);
+                    let stage = speaks::asks(ctx.skb.skb, &segment, protocol);
+                    (*stamp).tls_stage = stage;
+                    if protocol == PROTOCOL_OPAQUE && stage & classify::WAITS_FIRST != 0 {
+                        kind = KIND_WAIT;
+                    }
                 }
                 if protocol != PROTOCOL_HTTP1 {
                     // What it asks for cannot be compared.
@@ -199,7 +204,7 @@ unsafe fn out(ctx: &SkBuffContext, stamp: *mut Stamp, segment: Segment, verdict:
                 }
             }
             PROTOCOL_OPAQUE if number < TLS_BEGINS_WITHIN => {
-                let what = speaks::early(ctx.skb.skb, &segment);
+                let what = speaks::early(ctx.skb.skb, &segment, (*stamp).tls_stage);
                 if what == PROTOCOL_TLS {
                     (*stamp).protocol = PROTOCOL_TLS;
                     (*stamp).tls_stage = STAGE_HELLO;
@@ -210,6 +215,15 @@ unsafe fn out(ctx: &SkBuffContext, stamp: *mut Stamp, segment: Segment, verdict:
                 } else if turns {
                     (*stamp).begun_ns = bpf_ktime_get_ns();
                     return 0;
+                } else if what == WAIT {
+                    kind = KIND_WAIT;
+                }
+            }
+            PROTOCOL_OPAQUE if (*stamp).tls_stage != 0 => {
+                match speaks::later(ctx.skb.skb, &segment) {
+                    FAREWELL => return 0,
+                    WAIT => kind = KIND_WAIT,
+                    _ => {}
                 }
             }
             PROTOCOL_AMQP | PROTOCOL_MQTT | PROTOCOL_NATS | PROTOCOL_STOMP => {
@@ -245,6 +259,7 @@ unsafe fn out(ctx: &SkBuffContext, stamp: *mut Stamp, segment: Segment, verdict:
                 }
             }
         }
+        let kind = hidden64(kind);
         let now = bpf_ktime_get_ns();
         if turns {
             // Its begin is counted; from here on it is another one.
@@ -351,7 +366,8 @@ unsafe fn back(ctx: &SkBuffContext, stamp: *mut Stamp, mut segment: Segment) {
         }
         // Sent before the request had arrived?
         let is_early = hidden(u32::from(
-            kind == KIND_REQUEST && segment.ack.wrapping_sub((*stamp).request_seq) as i32 <= 0,
+            (kind == KIND_REQUEST || kind == KIND_WAIT)
+                && segment.ack.wrapping_sub((*stamp).request_seq) as i32 <= 0,
         ));
         let (mut answer, mut line) = (PLAIN, 0);
         if protocol <= reply::LAST_WITH_STATUS {
@@ -409,7 +425,7 @@ unsafe fn back(ctx: &SkBuffContext, stamp: *mut Stamp, mut segment: Segment) {
             let says = if is_elsewhere {
                 0
             } else {
-                ends::says(answer, line)
+                ends::says(answer, line) | ends::waited(kind)
             };
             let failed = answered(
                 stamp,

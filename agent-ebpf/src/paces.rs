@@ -32,7 +32,7 @@ pub unsafe fn pace_of(process: u64) -> Option<*mut Pace> {
 }
 
 /// Whether the pause before a request on a connection that has answered `number` of them is to be noted:
-/// none within a handshake or a login; else while nothing fails of the first few, and of one in 32. `kinds` are
+/// none within a handshake, a login or beside what waits by right; else while nothing fails of the first few, and of one in 32. `kinds` are
 /// those of the exchange before and of this one (`KIND_`).
 ///
 /// # Safety

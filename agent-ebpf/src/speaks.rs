@@ -6,6 +6,7 @@
 use agent_common::{
     Stamp, broker,
     classify::{self, HEAD},
+    commands::{self, Command},
     http,
     stamp::{
         PROTOCOL_ADOPTED_BUSY, PROTOCOL_AMQP, PROTOCOL_HTTP1, PROTOCOL_MQTT, PROTOCOL_MULTIPLEXED,
@@ -19,8 +20,10 @@ use crate::{
     segment::{self, Segment},
 };
 
-/// In place of a protocol: the payload says goodbye.
+/// In place of a protocol: the payload says goodbye, or something else that is owed no answer.
 pub const FAREWELL: u32 = 0xff;
+/// In place of a protocol: a request that waits ([`Command::Waits`]).
+pub const WAIT: u32 = 0xfe;
 
 /// The first bytes of a payload, and its length. (The one that the caller has would be compared as well.)
 #[inline(always)]
@@ -44,22 +47,48 @@ pub unsafe fn first(skb: *mut __sk_buff, segment: &Segment) -> u32 {
     })
 }
 
-/// What an early payload on a connection of an unknown protocol is: [`PROTOCOL_TLS`] if that begins with it,
-/// [`FAREWELL`], else [`PROTOCOL_OPAQUE`].
+/// What an early payload on a connection of an unknown protocol is: [`PROTOCOL_TLS`] if that begins with it, else
+/// as [`later`]. `stage` is the connection's.
 ///
 /// # Safety
 /// As [`first`].
 #[inline(never)]
-pub unsafe fn early(skb: *mut __sk_buff, segment: &Segment) -> u32 {
+pub unsafe fn early(skb: *mut __sk_buff, segment: &Segment, stage: u32) -> u32 {
     // SAFETY: by contract.
     let (head, length) = unsafe { look(skb, segment) };
     hidden(if classify::begins_tls(&head, length) {
         PROTOCOL_TLS
+    } else if stage != 0 {
+        command(&head, length)
     } else if classify::is_farewell(&head, length) {
         FAREWELL
     } else {
         PROTOCOL_OPAQUE
     })
+}
+
+/// What a later payload is, on a connection of a protocol that is only timed and that answers each request, or that
+/// was adopted: [`FAREWELL`], [`WAIT`], else [`PROTOCOL_OPAQUE`].
+///
+/// # Safety
+/// As [`first`].
+#[inline(never)]
+pub unsafe fn later(skb: *mut __sk_buff, segment: &Segment) -> u32 {
+    // SAFETY: by contract.
+    let (head, length) = unsafe { look(skb, segment) };
+    hidden(command(&head, length))
+}
+
+#[inline(always)]
+fn command(head: &[u8; HEAD], length: u32) -> u32 {
+    if classify::is_farewell(head, length) {
+        return FAREWELL;
+    }
+    match commands::command(head, length) {
+        Command::Asks => PROTOCOL_OPAQUE,
+        Command::Tells => FAREWELL,
+        Command::Waits => WAIT,
+    }
 }
 
 /// The protocol of an adopted connection from what its client sends; [`PROTOCOL_UNKNOWN`] while that may be
@@ -115,7 +144,13 @@ pub unsafe fn asks(skb: *mut __sk_buff, segment: &Segment, protocol: u32) -> u32
     let (head, length) = unsafe { look(skb, segment) };
     hidden(match protocol {
         PROTOCOL_HTTP1 => http::asks(&head),
-        PROTOCOL_OPAQUE if classify::answers_all(&head, length) => classify::ANSWERS_ALL,
+        PROTOCOL_OPAQUE if classify::answers_all(&head, length) => {
+            if commands::command(&head, length) == Command::Waits {
+                classify::ANSWERS_ALL | classify::WAITS_FIRST
+            } else {
+                classify::ANSWERS_ALL
+            }
+        }
         _ => 0,
     })
 }

@@ -34,6 +34,9 @@ def ask_twice():
     return time.monotonic() - began < 0.4
 ";
 
+/// Sends a message, and says that this was all.
+const TELL_ALL: &str = "s.sendall(b'a message') or s.shutdown(1)";
+
 #[test]
 fn answered() {
     need!("python3");
@@ -273,15 +276,63 @@ fn a_half_closed_client_gets_its_answer() {
     talk.expect(&[("responses", 1)], (1, 0));
 }
 
+/// "That was all", and the end of the connection says that it has come: so ends what `nc -N` and `socat` send.
+#[test]
+fn a_message_taken_in_order_is_no_failure() {
+    need!("python3");
+    // A greeting, or none.
+    for (greeting, label) in [("", "taken"), ("hello", "taken-by-a-greeter")] {
+        let mut talk = Talk::new(label, move |mut stream| {
+            let _ = stream.write_all(greeting.as_bytes());
+            let _ = stream.read_to_end(&mut Vec::new());
+            // For longer than `gave_up`.
+            std::thread::sleep(Duration::from_millis(700));
+        });
+        for _ in 0..6 {
+            talk.value(CONNECT);
+            let greeted = talk
+                .python
+                .value(&format!("len(s.recv({}))", greeting.len()));
+            assert_eq!(greeted, greeting.len());
+            talk.value(TELL_ALL);
+            assert_eq!(talk.python.value("len(s.recv(9))"), 0);
+            talk.value("s.close()");
+        }
+        if greeting.is_empty() {
+            talk.expect(&[("abandoned", 6)], (0, 0));
+        } else {
+            talk.expect(&[("abandoned", 6), ("responses", 6)], (6, 0));
+        }
+    }
+}
+
+/// A server that resets has not read what it was sent, or is no more.
+#[test]
+fn a_message_that_is_reset_has_failed() {
+    need!("python3");
+    let mut talk = Talk::new("half-closed-reset", |mut stream| {
+        let _ = stream.read_to_end(&mut Vec::new());
+        reset(stream);
+    });
+    talk.value(CONNECT);
+    talk.value(TELL_ALL);
+    assert_eq!(talk.python.errno("s.recv(9)"), libc::ECONNRESET);
+    talk.value("s.close()");
+    talk.expect(&[("reset", 1)], (1, 1));
+}
+
+/// Of a protocol in which everything is answered, nothing is taken without an answer.
 #[test]
 fn a_half_closed_client_gets_no_answer() {
     need!("python3");
     let mut talk = Talk::new("half-closed-early", wait_end);
-    talk.value(CONNECT);
-    talk.value("s.sendall(b'xyz') or s.shutdown(1)");
-    assert_eq!(talk.python.value("len(s.recv(9))"), 0);
-    talk.value("s.close()");
-    talk.expect(&[("closed_early", 1)], (1, 1));
+    for (number, request) in [(1, r"GET / HTTP/1.0\r\n\r\n"), (2, r"*1\r\n$4\r\nPING\r\n")] {
+        talk.value(CONNECT);
+        talk.value(&format!("s.sendall(b'{request}') or s.shutdown(1)"));
+        assert_eq!(talk.python.value("len(s.recv(9))"), 0);
+        talk.value("s.close()");
+        talk.expect(&[("closed_early", number)], (number, number));
+    }
 }
 
 #[test]

@@ -221,6 +221,27 @@ fn what_is_never_answered_is_learned() {
     assert_eq!(talk.agent.row(DESTINATION)["traits"], json!([]));
 }
 
+/// A worker that gets a job late says nothing of how quickly others are answered, and is not slow.
+#[test]
+fn a_command_that_waits_has_no_latency() {
+    need!("python3");
+    let mut talk = Talk::with("waits-by-right", "slow_call = \"100ms\"\n", |mut stream| {
+        let mut command = [0; 29];
+        if std::io::Read::read_exact(&mut stream, &mut command).is_ok() {
+            std::thread::sleep(Duration::from_millis(700));
+            let _ = stream.write_all(b"*-1\r\n");
+        }
+        wait_end(stream);
+    });
+    talk.value(CONNECT);
+    talk.value(r"s.sendall(b'*3\r\n$5\r\nBLPOP\r\n$1\r\nq\r\n$1\r\n1\r\n')");
+    assert_eq!(talk.python.value("len(s.recv(99))"), 5);
+    talk.value("s.close()");
+    let row = talk.expect(&[("responses", 1)], (1, 0));
+    assert_eq!(row["response_latency_us"]["count"], 0, "{row:#}");
+    assert_eq!(row["windows"]["exchanges"]["slow_calls"], 0, "{row:#}");
+}
+
 /// A protocol that answers everything is known by its begin: there nothing is learned of this kind.
 #[test]
 fn redis_answers_everything() {

@@ -79,7 +79,12 @@ pub async fn text(node: &mut Node) -> Result<String> {
                 buckets: connects,
             },
             response: Latencies {
-                count: row.responses,
+                // (As many as were measured, where there are buckets: not what waited by right.)
+                count: if responses.is_empty() {
+                    row.responses
+                } else {
+                    0
+                },
                 sum_us: row.response_latency_sum_us,
                 buckets: responses,
             },

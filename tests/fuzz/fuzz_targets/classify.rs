@@ -4,6 +4,7 @@
 use agent_common::{
     broker,
     classify::{self, HEAD},
+    commands,
     http::{self, Search},
     reply::{self, Answer},
     request,
@@ -37,8 +38,9 @@ fuzz_target!(|data: &[u8]| {
     }
     let _ = classify::begins_stream(&head);
     for of in 0..16 {
-        let _ = broker::asks(of, &head, length, 0);
+        let _ = broker::asks(of, &head, payload.len() as u32, 0);
     }
+    let _ = commands::command(&head, payload.len() as u32);
     let _ = classify::begins_http_request(&head);
     assert!(!(classify::is_tls_request(&head) && classify::is_tls_alert(&head)));
     searched(payload);

@@ -20,8 +20,9 @@ use crate::{
 /// Longer than the 10 s after which silence may count, and than most timeouts.
 const LONG: Duration = Duration::from_secs(25);
 
-/// It waits, and meanwhile nothing else happens. It ends well, nothing failed, nobody was judged.
-fn ends_well(agent: &Agent, waiting: Running, says: &str) {
+/// It waits, and meanwhile nothing else happens. It ends well, nothing failed, nobody was judged. Whether the wait is
+/// measured as an answer's.
+fn ends_well(agent: &Agent, waiting: Running, says: &str, is_measured: bool) {
     let finished = waiting.wait();
     assert!(finished.elapsed >= LONG, "{finished}");
     assert_eq!(finished.good(), says);
@@ -30,8 +31,16 @@ fn ends_well(agent: &Agent, waiting: Running, says: &str) {
     assert!(failures.values().all(|count| *count == 0), "{row:#}");
     assert_eq!(row["state"], "closed", "{row:#}");
     assert_eq!(judged(&row).1, 0, "{row:#}");
+    if !is_measured {
+        return;
+    }
     let slowest = row["response_latency_us"]["max"].as_u64();
     assert!(slowest >= Some(LONG.as_micros() as u64), "{row:#}");
+    let traits = row["traits"].as_array().expect("a list");
+    assert!(
+        traits.iter().any(|learned| learned == "long-waits"),
+        "{row:#}"
+    );
 }
 
 /// A query, a worker that waits for something to do, a long poll.
@@ -67,15 +76,8 @@ fn waits_of_25_seconds_are_healthy() {
     // Others are answered meanwhile on one of them.
     let pings = redis.cli(&["-r", "50", "-i", "0.5", "ping"]).within(most);
     assert_eq!(pings.run().good(), "PONG\n".repeat(50));
-    ends_well(&agents[0], query, "\n");
-    ends_well(&agents[1], worker, "\n");
-    ends_well(&agents[2], curl, "ok");
-    for agent in &agents {
-        let row = agent.row(DESTINATION);
-        let traits = row["traits"].as_array().expect("a list");
-        assert!(
-            traits.iter().any(|learned| learned == "long-waits"),
-            "{row:#}"
-        );
-    }
+    ends_well(&agents[0], query, "\n", true);
+    // (It waits by right, and says nothing of how quickly others are answered.)
+    ends_well(&agents[1], worker, "\n", false);
+    ends_well(&agents[2], curl, "ok", true);
 }

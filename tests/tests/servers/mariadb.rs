@@ -10,11 +10,48 @@ use std::{
 use rustix::process::Signal;
 use tests::{
     agent::Agent,
+    interpreter::Interpreter,
     need,
     place::{DESTINATION, Place, START, case, check},
     process::{Finished, Program, Running},
+    talk::PATIENCE,
     wait,
 };
+
+/// What a driver with prepared statements says: `login()`, and `prepared(more)`, which prepares a statement, executes
+/// and closes it, which is not answered, and sends more with that.
+const PREPARED: &str = r"
+def packet(number, body):
+    return len(body).to_bytes(3, 'little') + bytes([number]) + body
+
+def exactly(count):
+    data = b''
+    while len(data) < count:
+        more = s.recv(count - len(data))
+        assert more, 'closed'
+        data += more
+    return data
+
+def answered():
+    body = exactly(int.from_bytes(exactly(4)[:3], 'little'))
+    assert body[0] in (0, 10), body
+    return body
+
+def login():
+    global s
+    s = socket.create_connection(('10.77.0.2', 8080))
+    answered()
+    # Protocol 4.1, and a password of a secure kind, which is empty.
+    s.sendall(packet(1, b'\x01\x82\0\0' + b'\0\0\0\1' + b'\x21' + bytes(23) + b'guest\0' + b'\0'))
+    answered()
+
+def prepared(more):
+    s.sendall(packet(0, b'\x16do 1'))
+    number = answered()[1:5]
+    s.sendall(packet(0, b'\x17' + number + b'\0' + b'\1\0\0\0'))
+    answered()
+    s.sendall(packet(0, b'\x19' + number) + more)
+";
 
 /// A server, and the programs that wait for it.
 struct Maria {
@@ -39,7 +76,8 @@ impl Maria {
             .arg(maria.option("datadir", "data"));
         install.within(START).run().good();
         let users = "create user if not exists tester identified by 'x';\n\
-                     grant all on *.* to tester;\n";
+                     grant all on *.* to tester;\n\
+                     create user if not exists guest;\n";
         fs::write(maria.path("users.sql"), users).expect("write a file");
         maria.serve();
         maria
@@ -130,7 +168,7 @@ impl Maria {
 /// Two answers a query, and a third where the greeting counts as the answer to the connect.
 #[test]
 fn well_and_not_well() {
-    need!("mariadb", "mariadbd", "mariadb-install-db");
+    need!("mariadb", "mariadbd", "mariadb-install-db", "python3");
     let mut maria = Maria::start("mariadb");
     maria.serving();
     let agent = maria.place.agent();
@@ -143,6 +181,23 @@ fn well_and_not_well() {
                 }
             },
             6..=9,
+            &[],
+        ),
+        case(
+            "a prepared statement, closed long before its connection is",
+            |maria, agent| {
+                let python = &mut Interpreter::start(&maria.place.group, &maria.place.net.client);
+                python.run(PREPARED);
+                python.value("login()");
+                // With a ping behind it that is answered, and without.
+                python.value("prepared(packet(0, b'\\x0e')) or answered() and 0");
+                python.value("prepared(b'')");
+                let row = agent.row(DESTINATION);
+                assert_eq!(row["in_flight"], 0, "{row:#}");
+                python.value(PATIENCE);
+                python.value("s.sendall(packet(0, b'\\1')) or s.close()");
+            },
+            6..=7,
             &[],
         ),
         case(

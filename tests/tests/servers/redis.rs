@@ -8,10 +8,14 @@ use tests::{
     need,
     place::{Place, START, case, check},
     process::{Program, Running},
+    talk::PATIENCE,
     wait,
 };
 
 const CONNECT: &str = "socket.create_connection(('10.77.0.2', 8080))";
+/// On six connections: none, one or seven pings, each answered before the next.
+const PING_SOME: &str = r"[(s.sendall(b'*1\r\n$4\r\nPING\r\n'), s.recv(9)) for s, n in zip(w, [0, 0, 1, 1, 7, 7]) for _ in range(n)] and 0";
+const BLPOP: &str = r"*3\r\n$5\r\nBLPOP\r\n$7\r\nnothing\r\n$1\r\n0\r\n";
 
 /// A server and the programs that wait for it.
 pub struct Redis {
@@ -154,6 +158,23 @@ fn well_and_not_well() {
             },
             0..=0,
             &[("abandoned", 3)],
+        ),
+        case(
+            "workers that are reloaded: they close while they wait, behind none, one or seven answers",
+            |redis, _| {
+                redis
+                    .python
+                    .value(&format!("(w := [{CONNECT} for _ in range(6)]) and 0"));
+                redis.python.value(PING_SOME);
+                redis
+                    .python
+                    .value(&format!("[s.sendall(b'{BLPOP}') for s in w]"));
+                redis.blocked(6);
+                redis.python.value(PATIENCE);
+                redis.python.value("[s.close() for s in w] and 0");
+            },
+            16..=16,
+            &[("abandoned", 6)],
         ),
         case(
             "workers that get something to do",

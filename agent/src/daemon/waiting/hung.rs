@@ -13,7 +13,7 @@ use super::{Owed, Rows, Shared, failure};
 use crate::{
     core::{
         DialTarget, Nanos, RowId, WindowKind,
-        hung::{AUTO_USUAL, Arrivals, Past, is_hung},
+        hung::{AUTO_USUAL, Arrivals, HungRule, Past, is_hung},
     },
     kernel::clock,
 };
@@ -80,7 +80,10 @@ impl HungWatch {
         };
         let breaker = shared.plan.breaker(row.settings.policy);
         let waited = now - owed.wait.asked;
-        if breaker.hung.shortest().is_none_or(|least| waited < least) || owed.is_usual(row) {
+        if breaker.hung.shortest().is_none_or(|least| waited < least)
+            || owed.is_usual(row)
+            || (owed.waits() && breaker.hung == HungRule::Auto)
+        {
             return false;
         }
         let none = Arrivals::default();

@@ -35,7 +35,7 @@ use agent_common::{
     request,
     retry::{is_retry, operation_begin_ns},
     row::ROW_PROTECTED,
-    stamp::{KIND_REQUEST, STAMP_UNJUDGED, kind_of_request},
+    stamp::{KIND_REQUEST, KIND_WAIT, STAMP_UNJUDGED, kind_of_request},
     unanswered,
 };
 use anyhow::{Context as _, Result};
@@ -313,6 +313,11 @@ impl Owed {
                 row.responses,
                 row.exchange_gave_up,
             )
+    }
+
+    /// Whether it waits by right for something to come: silence is no sign of anything.
+    fn waits(&self) -> bool {
+        kind_of_request(self.stamp.request) == KIND_WAIT
     }
 
     /// Which exchange.
