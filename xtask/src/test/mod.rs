@@ -26,6 +26,11 @@ const PYTHON_VARIABLE: &str = "BACKSTOP_PYTHON";
 /// Tells Node where the packages from npm lie.
 const NODE_VARIABLE: &str = "NODE_PATH";
 
+/// Tells the test harness how many tests of a program it may run at once.
+const THREADS_VARIABLE: &str = "RUST_TEST_THREADS";
+/// Privileged tests at once, at least: they wait for most of their time.
+const THREADS: usize = 4;
+
 /// Runs the command; the exit code says whether every test passed.
 ///
 /// # Errors
@@ -42,12 +47,16 @@ pub fn run(filter: Option<&str>) -> Result<ExitCode> {
     unit.args(["--", "--show-output"]);
     let unit_passed = follow(&mut unit, &mut report)?;
 
+    let processors = std::thread::available_parallelism().map_or(1, usize::from);
+    let threads = std::env::var_os(THREADS_VARIABLE)
+        .unwrap_or_else(|| processors.max(THREADS).to_string().into());
     let agent = build::release("agent", "backstop")?;
     let mut all_passed = unit_passed;
     for executable in executables::build("tests", &[])? {
         let mut command = privileged(&[
             (AGENT_VARIABLE, agent.clone().into()),
             (PYTHON_VARIABLE, python.clone().into()),
+            (THREADS_VARIABLE, threads.clone()),
         ])?;
         command.arg(&executable).args(filter).arg("--show-output");
         command.current_dir(paths::root().join("tests"));
@@ -76,8 +85,7 @@ fn privileged(variables: &[(&str, OsString)]) -> Result<Command> {
     // Sudo clears the environment, so everything that matters is named.
     let passed_on = std::env::vars_os().filter(|(name, _)| {
         name.to_str().is_some_and(|name| {
-            name.starts_with("BACKSTOP_")
-                || ["PATH", "RUST_BACKTRACE", "RUST_LOG", "RUST_TEST_THREADS"].contains(&name)
+            name.starts_with("BACKSTOP_") || ["PATH", "RUST_BACKTRACE", "RUST_LOG"].contains(&name)
         })
     });
     let named = variables
