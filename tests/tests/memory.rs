@@ -75,7 +75,7 @@ fn fifty_thousand_that_fail(label: &str, breaker: &str, bound: u64) {
         (measured.0 + measured.1 < bound * MIB).then_some(measured)
     });
     // Maps that grow with the destinations: row, retries, both windows, key.
-    assert!(measured.1 < 71 * MIB, "{measured:?}");
+    assert!(measured.1 < 74 * MIB, "{measured:?}");
 }
 
 #[test]
