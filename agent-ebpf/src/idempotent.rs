@@ -228,12 +228,14 @@ unsafe fn compares(skb: *mut __sk_buff, stamp: *mut Stamp, row: *mut Row) -> i32
             return PASS;
         }
         let repeats = if number == 0 {
-            let repeats = hidden(first(stamp, hidden(before.failed), print));
+            let may_differ = u32::from(method != 0);
+            let repeats = hidden(first(stamp, hidden(before.failed), print, may_differ));
             match hidden(tried::asked(
                 stamp,
                 print,
                 hidden(before.failed),
                 bpf_ktime_get_ns(),
+                may_differ,
             )) {
                 0 => repeats,
                 _ => MAY_BE_SAME,
@@ -347,9 +349,11 @@ unsafe fn still_refused(
     }
 }
 
-/// The first request of a connection, which may repeat what has failed before it was dialled.
+/// The first request of a connection, which may repeat what has failed before it was dialled. Not 0 in `may_differ`: a
+/// print of all its bytes, which tells nothing of who takes up something else. A retry may have an id of its own in its
+/// head (`traceparent`, a signature of the moment).
 #[inline(never)]
-unsafe fn first(stamp: *mut Stamp, failed: u32, print: u32) -> u32 {
+unsafe fn first(stamp: *mut Stamp, failed: u32, print: u32, may_differ: u32) -> u32 {
     // SAFETY: by the caller, map memory.
     unsafe {
         if failed == 0 {
@@ -363,7 +367,9 @@ unsafe fn first(stamp: *mut Stamp, failed: u32, print: u32) -> u32 {
             };
         }
         let is_same = failed == print;
-        if let Some(pace) = paces::pace_of(owner((*stamp).pid, (*stamp).row)) {
+        if (is_same || may_differ == 0)
+            && let Some(pace) = paces::pace_of(owner((*stamp).pid, (*stamp).row))
+        {
             (*pace).habit = (*pace).habit.with_retry(is_same);
         }
         if is_same && is_retry((*stamp).operation) {

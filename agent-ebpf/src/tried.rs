@@ -162,12 +162,13 @@ unsafe fn repeats(tried: *mut Tried, id: u64, failures: u32) -> bool {
 
 /// The first request of a connection has this print; `before` is that of the request that has failed and that its
 /// task may repeat, [`SOME`], or 0. 1 if it is a retry that its connect was not taken for; it is counted then. If its
-/// connect was taken for one, and it repeats nothing that has failed, it is none.
+/// connect was taken for one, and it repeats nothing that has failed, it is none. (Not where `may_differ` is not 0: then
+/// it is another print of a request that may be the same but for an id in its head.)
 ///
 /// # Safety
 /// `stamp` must be map memory.
 #[inline(never)]
-pub unsafe fn asked(stamp: *mut Stamp, print: u32, before: u32, now: u64) -> u32 {
+pub unsafe fn asked(stamp: *mut Stamp, print: u32, before: u32, now: u64, may_differ: u32) -> u32 {
     // SAFETY: by contract, map memory.
     unsafe {
         if (*stamp).pid == 0 {
@@ -202,7 +203,10 @@ pub unsafe fn asked(stamp: *mut Stamp, print: u32, before: u32, now: u64) -> u32
             (*stamp).flags |= STAMP_CORRECTED;
             return 1;
         }
-        if is_taken && hidden(u32::from(is_another(stamp, tried, print, before, now))) != 0 {
+        if is_taken
+            && may_differ == 0
+            && hidden(u32::from(is_another(stamp, tried, print, before, now))) != 0
+        {
             taken::is_none(stamp);
         }
         0

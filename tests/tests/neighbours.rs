@@ -50,12 +50,8 @@ fn self_tests_are_not_shown_and_given_up() {
     wait_in_use(&agent, 1);
     assert_eq!(agent.status()["destinations"], serde_json::json!([]));
     assert!(!agent.get("/metrics").body.contains(NAME));
-    assert!(
-        !agent
-            .command(&["events", "--all", "--json"])
-            .good()
-            .contains(NAME)
-    );
+    let told = agent.command(&["events", "--all", "--json"]).good();
+    assert!(!told.contains(NAME), "{told}");
     drop(dialer);
     drop(nest);
     wait_in_use(&agent, 0);
