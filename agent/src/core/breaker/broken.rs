@@ -8,6 +8,8 @@
 //! - What was broken off must have waited: for [`LEAST`] or longer, unless the destination answers nobody. Who is
 //!   answered at once is owed an answer, and a server that is back and hangs gives none.
 //! - Failures by silence within the last `window_age` are no such failures: there a probe must be answered.
+//! - A breaker that was closed by waiting and opens again within [`LATELY`] has to be answered, unless the destination
+//!   answers nobody: a server that hangs and is killed again and again would be let flood each time.
 //! - How long is long enough: [`LEAST`] where an event broke them off and not a limit on their time. That is so
 //!   where the server was gone afterwards, or where [`TOGETHER`] ended three or more whose lives differ
 //!   ([`ALIKE`]). Else a quarter more than they had lived; where nobody is ever answered, [`MOST`] at most,
@@ -23,6 +25,8 @@ const LEAST: Nanos = PROBE_WAITS;
 const MOST: Nanos = Nanos::from_secs(20);
 /// What one event breaks off ends within this.
 const TOGETHER: Nanos = Nanos::from_millis(250);
+/// What closed by waiting so long ago was right to.
+const LATELY: Nanos = Nanos::from_secs(300);
 /// Lives that differ by less may have had the same limit.
 const ALIKE: Nanos = Nanos::from_secs(1);
 
@@ -39,6 +43,8 @@ pub(super) struct Broken {
     waited: bool,
     /// When one failed by silence last.
     silent: Option<Nanos>,
+    /// When the breaker was last closed because probes waited, though the destination answers.
+    outlived: Option<Nanos>,
 }
 
 impl Broken {
@@ -49,17 +55,18 @@ impl Broken {
         longest: Nanos::ZERO,
         waited: false,
         silent: None,
+        outlived: None,
     };
 
     fn note(&mut self, at: Nanos, lived: Nanos) {
         // (Events of several processors may come in another order.)
         let joins = |first: Nanos| (at - first).max(first - at) <= TOGETHER;
         if self.first.is_none_or(|first| !joins(first)) {
-            let (waited, silent) = (self.waited, self.silent);
             *self = Self {
                 first: Some(at),
-                waited,
-                silent,
+                waited: self.waited,
+                silent: self.silent,
+                outlived: self.outlived,
                 ..Self::NONE
             };
         }
@@ -124,7 +131,8 @@ impl Breaker {
     /// For how long a probe has to wait in health to be a good one; `None`: it has to be answered.
     fn outlives(&self, answers_nobody: bool) -> Option<Nanos> {
         let broken = self.was_broken()?;
-        if !broken.waited && !answers_nobody {
+        let lately = |at: Nanos| broken.first.is_some_and(|first| first - at <= LATELY);
+        if !answers_nobody && (!broken.waited || broken.outlived.is_some_and(lately)) {
             return None;
         }
         if self.server == Server::Gone || broken.was_one_event() {
@@ -164,6 +172,12 @@ impl Breaker {
                 self.succeeded(last_seqs, step);
             }
             State::Open | State::Closed | State::ForcedOpen | State::ForcedClosed => {}
+        }
+        if self.state == State::Closed && !answers_nobody {
+            self.broken = Some(Box::new(Broken {
+                outlived: Some(step.now),
+                ..Broken::NONE
+            }));
         }
     }
 

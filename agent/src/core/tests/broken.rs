@@ -95,8 +95,27 @@ fn long_polls_come_back_after_a_restart() {
     assert_eq!(one.state(), State::HalfOpen, "a probe counts once");
     waits(&mut one, second, millis(1500), false);
     assert_eq!(one.state(), State::Closed);
-    // What it was closed by is forgotten: the same goes for the next time.
     assert_eq!(one.view().cooldown, secs(30));
+}
+
+/// A server that hangs, is killed, and is back to hang again.
+#[test]
+fn what_breaks_off_again_soon_must_be_answered() {
+    for (answers_nobody, expected) in [(false, None), (true, Some(millis(1500)))] {
+        let mut one = One::new(BreakerSettings::default());
+        for again in [false, true] {
+            broken(&mut one, &[secs(2), secs(3), secs(4), secs(5), secs(5)]);
+            half_open(&mut one, false);
+            let least = [(); 2].map(|()| least(&mut one, answers_nobody));
+            if again {
+                assert_eq!(least, [expected; 2]);
+            } else {
+                assert_eq!(least, [Some(millis(1500)); 2]);
+                assert_eq!(one.state(), State::Closed);
+                one.pass(secs(5));
+            }
+        }
+    }
 }
 
 #[test]
