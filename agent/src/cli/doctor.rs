@@ -23,6 +23,9 @@ use crate::{
     kernel::support::Unsupported,
 };
 
+/// How the check begins that finds out nothing.
+const MAY_NOT_ASK: &str = "You may not ask the agent on";
+
 /// Shows what was found; returns the exit code.
 pub async fn doctor(client: &Client, json: bool, out: &mut Output<'_>) -> Result<u8, Failure> {
     let (body, report, code) = match client.get("/v1/doctor").await {
@@ -75,17 +78,19 @@ fn without_agent(error: &ClientError) -> (DoctorReport, u8) {
     (report, code)
 }
 
-fn no_agent(error: &ClientError, could_not_run: bool) -> Check {
+pub(super) fn no_agent(error: &ClientError, could_not_run: bool) -> Check {
     let (what, remedy) = match error {
+        ClientError::Unreachable { socket, source } if is_forbidden(error) => {
+            let what = format!(
+                "{MAY_NOT_ASK} {} ({source}), so whether this node is protected is not known.",
+                socket.display()
+            );
+            return doctor::fail("agent", what, "the socket belongs to root: ask with sudo");
+        }
         ClientError::Unreachable { socket, source } => {
             let what = format!("No agent answers on {} ({source}).", socket.display());
-            let remedy = match source.kind() {
-                io::ErrorKind::PermissionDenied => "the socket belongs to root: ask with sudo",
-                _ => {
-                    "start it: systemctl start backstop, or backstop run; or name its socket with --socket or \
-                     BACKSTOP_SOCKET"
-                }
-            };
+            let remedy = "start it: systemctl start backstop, or backstop run; or name its socket with --socket or \
+                 BACKSTOP_SOCKET";
             (what, remedy)
         }
         error => (
@@ -102,15 +107,19 @@ fn no_agent(error: &ClientError, could_not_run: bool) -> Check {
     doctor::fail("agent", what, remedy)
 }
 
+/// Whether an agent may be there, and only root may ask it.
+fn is_forbidden(error: &ClientError) -> bool {
+    matches!(
+        error,
+        ClientError::Unreachable { source, .. } if source.kind() == io::ErrorKind::PermissionDenied
+    )
+}
+
 /// What the kernel lacks is worse than that no agent runs: none could. But who may not even ask for one is
 /// told that.
 pub(super) fn exit_code(error: &ClientError, lacks: Option<&Unsupported>) -> u8 {
-    let may_not_ask = matches!(
-        error,
-        ClientError::Unreachable { source, .. } if source.kind() == io::ErrorKind::PermissionDenied
-    );
     match lacks {
-        Some(Unsupported::Rights { .. }) if may_not_ask => EXIT_UNREACHABLE,
+        Some(Unsupported::Rights { .. }) if is_forbidden(error) => EXIT_UNREACHABLE,
         Some(_) => EXIT_KERNEL,
         None => EXIT_UNREACHABLE,
     }
@@ -183,10 +192,13 @@ fn heading(report: &DoctorReport, style: Style) -> String {
             "this node is observed, and nothing is refused".to_owned(),
             YELLOW,
         ),
-        (false, _) => (
-            format!("NOT PROTECTED, {}", number(problems, "problem")),
-            RED,
-        ),
+        (false, _) => {
+            let verdict = match is_unknown(report) {
+                true => "NOT KNOWN whether this node is protected",
+                false => "NOT PROTECTED",
+            };
+            (format!("{verdict}, {}", number(problems, "problem")), RED)
+        }
     };
     let warnings = match warnings {
         0 => String::new(),
@@ -194,6 +206,12 @@ fn heading(report: &DoctorReport, style: Style) -> String {
     };
     let verdict = style.paint(colour, &verdict);
     format!("{who}{verdict}{warnings}\n")
+}
+
+/// Whether all that is known is that one may not ask.
+fn is_unknown(report: &DoctorReport) -> bool {
+    let forbidden = |check: &Check| check.name == "agent" && check.what.starts_with(MAY_NOT_ASK);
+    report.agent.is_none() && report.checks.iter().any(forbidden)
 }
 
 fn state(hook: &HookReport) -> String {

@@ -3,7 +3,7 @@
 use std::io;
 
 use super::super::{
-    doctor::{exit_code, text},
+    doctor::{exit_code, no_agent, text},
     examine,
     output::Output,
     table::Style,
@@ -22,6 +22,13 @@ const PLAIN: Style = Style {
     width: 100,
     now: Timestamp::from_unix_ms(0),
 };
+
+fn unreachable(kind: io::ErrorKind) -> ClientError {
+    ClientError::Unreachable {
+        socket: "/s".into(),
+        source: kind.into(),
+    }
+}
 
 #[test]
 fn problems_first_each_with_its_remedy() {
@@ -50,6 +57,17 @@ fn what_is_not_protected_says_so_first() {
         "backstop 0.1.0  process 812  up 3m2s: NOT PROTECTED, 1 problem"
     );
     report.agent = None;
+    assert_eq!(first(&report), "NOT PROTECTED, 1 problem");
+    // Who may not ask knows nothing.
+    report.checks = vec![no_agent(
+        &unreachable(io::ErrorKind::PermissionDenied),
+        false,
+    )];
+    assert_eq!(
+        first(&report),
+        "NOT KNOWN whether this node is protected, 1 problem"
+    );
+    report.checks = vec![no_agent(&unreachable(io::ErrorKind::NotFound), false)];
     assert_eq!(first(&report), "NOT PROTECTED, 1 problem");
     let mut observed = doctor_report();
     observed.agent.as_mut().unwrap().mode = Mode::Observe;
@@ -115,10 +133,6 @@ async fn an_agents_findings_make_the_exit_code() {
 
 #[test]
 fn exit_codes_without_an_agent() {
-    let unreachable = |kind: io::ErrorKind| ClientError::Unreachable {
-        socket: "/s".into(),
-        source: kind.into(),
-    };
     let silent = ClientError::Silent {
         socket: "/s".into(),
     };
