@@ -110,7 +110,10 @@ fn serve(mut stream: TcpStream, all: &All) {
     seen.end = Instant::now();
     seen.is_over = true;
     let mut all = all.lock().expect("no panic holds it");
-    let is_it = |other: &&mut Seen| (other.port, other.peer) == (seen.port, seen.peer);
+    // (Two addresses may be called from one port.)
+    let is_it = |other: &&mut Seen| {
+        (other.address, other.port, other.peer) == (seen.address, seen.port, seen.peer)
+    };
     if let Some(place) = all.iter_mut().find(is_it) {
         *place = seen;
     }
