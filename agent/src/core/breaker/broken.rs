@@ -104,6 +104,17 @@ impl Breaker {
         }
     }
 
+    /// It closes: what was broken off is of the past, but not that it was closed by waiting lately.
+    pub(super) fn forget_broken(&mut self, now: Nanos) {
+        let outlived = self.broken.take().and_then(|broken| broken.outlived);
+        self.broken = outlived.filter(|at| now - *at <= LATELY).map(|at| {
+            Box::new(Broken {
+                outlived: Some(at),
+                ..Broken::NONE
+            })
+        });
+    }
+
     /// Whether it opened because exchanges were broken off, and none failed by silence.
     fn was_broken(&self) -> Option<&Broken> {
         let broken = self.broken.as_deref()?;

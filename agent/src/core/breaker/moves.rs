@@ -106,7 +106,7 @@ impl Breaker {
         self.empty_windows(last_seqs, step.now);
         self.successes = 0;
         self.misled = 0;
-        self.broken = None;
+        self.forget_broken(step.now);
         self.distrust_until = Nanos::ZERO;
         self.healthy_since = step.now;
         self.enter(State::Closed, Reason::NONE, step);

@@ -113,6 +113,19 @@ fn what_breaks_off_again_soon_must_be_answered() {
                 assert_eq!(least, [Some(millis(1500)); 2]);
                 assert_eq!(one.state(), State::Closed);
                 one.pass(secs(5));
+                // It is killed, and nobody listens for a moment.
+                for _ in 0..5 {
+                    one.ring.push(one.now, true);
+                }
+                one.look_at(WindowKind::Connects);
+                assert_eq!(one.state(), State::Open);
+                one.dial_ended(true);
+                for _ in 0..2 {
+                    let generation = begins(&mut one);
+                    ends(&mut one, generation, ProbeOutcome::Success);
+                }
+                assert_eq!(one.state(), State::Closed);
+                one.pass(secs(5));
             }
         }
     }
