@@ -58,6 +58,14 @@ impl Broken {
         outlived: None,
     };
 
+    /// Nothing but that waiting has closed it.
+    fn outlived(at: Nanos) -> Box<Self> {
+        Box::new(Self {
+            outlived: Some(at),
+            ..Self::NONE
+        })
+    }
+
     fn note(&mut self, at: Nanos, lived: Nanos) {
         // (Events of several processors may come in another order.)
         let joins = |first: Nanos| (at - first).max(first - at) <= TOGETHER;
@@ -107,12 +115,8 @@ impl Breaker {
     /// It closes: what was broken off is of the past, but not that it was closed by waiting lately.
     pub(super) fn forget_broken(&mut self, now: Nanos) {
         let outlived = self.broken.take().and_then(|broken| broken.outlived);
-        self.broken = outlived.filter(|at| now - *at <= LATELY).map(|at| {
-            Box::new(Broken {
-                outlived: Some(at),
-                ..Broken::NONE
-            })
-        });
+        let lately = outlived.filter(|at| now - *at <= LATELY);
+        self.broken = lately.map(Broken::outlived);
     }
 
     /// Whether it opened because exchanges were broken off, and none failed by silence.
@@ -185,10 +189,7 @@ impl Breaker {
             State::Open | State::Closed | State::ForcedOpen | State::ForcedClosed => {}
         }
         if self.state == State::Closed && !answers_nobody {
-            self.broken = Some(Box::new(Broken {
-                outlived: Some(step.now),
-                ..Broken::NONE
-            }));
+            self.broken = Some(Broken::outlived(step.now));
         }
     }
 
